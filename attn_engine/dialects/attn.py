@@ -1,0 +1,544 @@
+"""The ``attn`` dialect: what an attention *means*, over whole tensors.
+
+Nothing here knows blocks, memory or targets. A user's functions are regions of *scalar*
+code (``arith`` and ``math`` on ``f32``, ``i64`` and ``i1``) over one score, one row or one
+element; `attn_engine.ir.axes` tells on which axes a scalar depends.
+
+Logical dimension order is always batch, head, position, channel; memory layout is strides
+and enters at run time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    FloatAttr,
+    IntegerAttr,
+    TensorType,
+    f32,
+    i1,
+    i64,
+)
+from xdsl.ir import (
+    Attribute,
+    Block,
+    Dialect,
+    EnumAttribute,
+    Operation,
+    Region,
+    SSAValue,
+)
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    AttrSizedRegionSegments,
+    AttrSizedResultSegments,
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    opt_region_def,
+    opt_result_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_region_def,
+    var_result_def,
+)
+from xdsl.traits import (
+    IsolatedFromAbove,
+    IsTerminator,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    Pure,
+)
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
+
+INDEX_NAMES = ("b", "h", "q", "kv")
+
+
+class ReduceKind(StrEnum):
+    """How the visible elements of a row become one number."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+    COUNT = "count"
+
+
+class TieRule(StrEnum):
+    """Who receives the gradient of a maximum or minimum when several elements attain it."""
+
+    SPLIT = "split"
+    FIRST = "first"
+
+
+@irdl_attr_definition
+class ReduceKindAttr(EnumAttribute[ReduceKind]):
+    name = "attn.reduce_kind"
+
+
+@irdl_attr_definition
+class TieRuleAttr(EnumAttribute[TieRule]):
+    name = "attn.tie_rule"
+
+
+SCALARS = (f32, i64, i1)
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends a scalar region with its results.
+
+    ```
+    attn.yield %score : f32
+    ```
+    """
+
+    name = "attn.yield"
+    values = var_operand_def()
+    traits = traits_def(IsTerminator(), Pure())
+    assembly_format = "($values^ `:` type($values))? attr-dict"
+
+    def __init__(self, *values: SSAValue | Operation):
+        super().__init__(operands=[list(values)])
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """Reads one element of a capture; narrow floats and integers are promoted to f32, i64, i1.
+
+    An index is Python's: negative values count from the end. The read happens only for
+    visible, in-range elements.
+
+    ```
+    %slope = attn.load %slopes[%h] : tensor<?xf32> -> f32
+    ```
+    """
+
+    name = "attn.load"
+    source = operand_def(TensorType)
+    indices = var_operand_def(i64)
+    result = result_def()
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$source `[` $indices `]` attr-dict `:` type($source) `->` type($result)"
+
+    def __init__(self, source: SSAValue, indices: Sequence[SSAValue | Operation], result: Attribute):
+        super().__init__(operands=[source, list(indices)], result_types=[result])
+
+    def verify_(self) -> None:
+        assert isinstance(self.source.type, TensorType)
+        rank = self.source.type.get_num_dims()
+        if len(self.indices) != rank:
+            raise VerifyException(f"source has rank {rank} but {len(self.indices)} indices are given")
+        if self.result.type not in SCALARS:
+            raise VerifyException(f"result must be f32, i64 or i1, got {self.result.type}")
+
+
+@irdl_op_definition
+class RowReduceOp(IRDLOperation):
+    """Reduces a value over the visible keys of the row (in a step: of the row's current block).
+
+    A row without a visible key gives the identity (0, -inf, +inf, 0). A *dead* row is one
+    without a visible key, or in which a `max` gives -inf or a `min` gives +inf: its
+    weights are 0 whatever the formula says.
+
+    ```
+    %m = attn.row_reduce max %s
+    %n = attn.row_reduce count %s
+    ```
+    """
+
+    name = "attn.row_reduce"
+    kind = prop_def(ReduceKindAttr)
+    ties = opt_prop_def(TieRuleAttr)
+    value = operand_def(f32)
+    result = result_def(f32)
+    traits = traits_def(Pure())
+    assembly_format = "$kind $value (`ties` $ties^)? attr-dict"
+
+    def __init__(self, kind: ReduceKind, value: SSAValue | Operation, ties: TieRule | None = None):
+        props = {"kind": ReduceKindAttr(kind), "ties": TieRuleAttr(ties) if ties else None}
+        super().__init__(operands=[value], result_types=[f32], properties=props)
+
+
+@irdl_op_definition
+class AccumulateGradOp(IRDLOperation):
+    """Adds a value to the gradient of one capture element; the index is that of the load.
+
+    Only inside the `element` and `rows` regions of `attn.backward`. Contributions of masked
+    elements do not happen.
+
+    ```
+    attn.accumulate_grad %d, %slopes[%h] : tensor<?xf32>
+    ```
+    """
+
+    name = "attn.accumulate_grad"
+    value = operand_def(f32)
+    capture = operand_def(TensorType)
+    indices = var_operand_def(i64)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `,` $capture `[` $indices `]` attr-dict `:` type($capture)"
+
+    def __init__(self, value: SSAValue | Operation, capture: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, capture, list(indices)])
+
+
+def check_block(op: Operation, name: str, block: Block, leading: Sequence[Attribute], captures: Sequence[SSAValue]) -> None:
+    """Block arguments are `leading` and then one argument per capture, of the same type."""
+    expected = [*leading, *(c.type for c in captures)]
+    actual = [a.type for a in block.args]
+    if expected != actual:
+        raise VerifyException(
+            f"{name}: block arguments are ({', '.join(map(str, actual))}), expected ({', '.join(map(str, expected))})"
+        )
+
+
+def check_yield(name: str, block: Block, expected: Sequence[Attribute]) -> None:
+    """The region ends in `attn.yield` of the expected types."""
+    last = block.last_op
+    if not isinstance(last, YieldOp):
+        raise VerifyException(f"{name}: region must end in attn.yield")
+    actual = [v.type for v in last.values]
+    if actual != list(expected):
+        raise VerifyException(
+            f"{name}: yields ({', '.join(map(str, actual))}), expected ({', '.join(map(str, expected))})"
+        )
+
+
+def _check_qkv(q: SSAValue, k: SSAValue, v: SSAValue) -> None:
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(value.type, TensorType) or value.type.get_num_dims() != 4:
+            raise VerifyException(f"{name} must be a tensor of rank 4 (batch, head, position, channel), got {value.type}")
+    dq, dk = q.type.get_shape()[3], k.type.get_shape()[3]  # type: ignore[union-attr]
+    if dq != dk:
+        raise VerifyException(f"head dim of q is {dq} but that of k is {dk}")
+
+
+class AttentionRegions:
+    """What `attn.attention` and its two lowered forms share: the user's elementwise functions.
+
+    Region arguments (captures of the op are appended to each, in order):
+
+    - `query_mod`, `key_mod`, `value_mod`: (element f32, b, h, position, channel) -> f32
+    - `score_mod`: (score f32, b, h, q, kv) -> f32
+    - `mask`: (b, h, q, kv) -> i1
+
+    `h` is the operand's own head: the key/value head in `key_mod` and `value_mod`, else the query head.
+    """
+
+    def verify_mods(self) -> None:
+        captures = list(self.captures)  # type: ignore[attr-defined]
+        index = [i64] * 4
+        for name in ("query_mod", "key_mod", "value_mod", "score_mod"):
+            region: Region | None = getattr(self, name)
+            if region is not None and region.blocks:
+                check_block(self, name, region.block, [f32, *index], captures)  # type: ignore[arg-type]
+                check_yield(name, region.block, [f32])
+        mask: Region | None = self.mask  # type: ignore[attr-defined]
+        if mask is not None and mask.blocks:
+            check_block(self, "mask", mask.block, index, captures)  # type: ignore[arg-type]
+            check_yield("mask", mask.block, [i1])
+        for name in ("blocks", "blocks_t"):
+            region = getattr(self, name)
+            if region is not None and region.blocks:
+                check_block(self, name, region.block, [i64] * 6, captures)  # type: ignore[arg-type]
+                last = region.block.last_op
+                if not isinstance(last, YieldOp) or len(last.values) % 4 or any(v.type != i64 for v in last.values):
+                    raise VerifyException(f"{name}: must yield four i64 per range: visible lo, full lo, full hi, visible hi")
+
+
+@irdl_op_definition
+class AttentionOp(IRDLOperation, AttentionRegions):
+    """One attention, as its user defined it.
+
+    ```
+    x = scale * sum_d query_mod(q)[d] * key_mod(k)[d]
+    s = score_mod(x); a key with mask = false is not in the row
+    p, outputs... = row(s)
+    o = sum_kv p * value_mod(v)
+    ```
+
+    Query head h reads key/value head h // (Hq // Hkv). `row` takes (s f32, b, h, q, kv,
+    captures...) and yields the weight p, then row values for the caller (an lse, for one), then row
+    values that backward wants saved: each is a further result of shape [B, H, Sq], f32. A dead row
+    (see `attn.row_reduce`) has o = 0 and -inf in every row value.
+
+    `blocks`, where present (from `attn-analyze-mask`), takes (q_lo, q_hi, b, h, sq, skv) and
+    yields 4 i64 per key range, sorted and disjoint: (visible lo, full lo, full hi, visible hi).
+    For all queries in [q_lo, q_hi): keys outside all [visible lo, visible hi) are masked, and keys
+    inside [full lo, full hi) are visible. `blocks_t` is the same with the roles of queries
+    and keys exchanged: (kv_lo, kv_hi, b, h, sq, skv) -> ranges of queries.
+    """
+
+    name = "attn.attention"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    scale = operand_def(f32)
+    captures = var_operand_def(TensorType)
+    query_mod = opt_region_def("single_block")
+    key_mod = opt_region_def("single_block")
+    value_mod = opt_region_def("single_block")
+    score_mod = opt_region_def("single_block")
+    mask = opt_region_def("single_block")
+    row = region_def("single_block")
+    blocks = opt_region_def("single_block")
+    blocks_t = opt_region_def("single_block")
+    o = result_def(TensorType)
+    outputs = var_result_def(TensorType)
+    saved = var_result_def(TensorType)
+    irdl_options = (AttrSizedRegionSegments(as_property=True), AttrSizedResultSegments(as_property=True))
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    assembly_format = (
+        "$q `,` $k `,` $v `scale` $scale (`captures` $captures^)? attr-dict-with-keyword"
+        " `:` type($q) `,` type($k) `,` type($v) (`captures` type($captures)^)? `->` type($o)"
+        " (`outputs` type($outputs)^)? (`saved` type($saved)^)?"
+        " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
+        " (`score_mod` $score_mod^)? (`mask` $mask^)? `row` $row"
+        " (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+    )
+
+    def verify_(self) -> None:
+        _check_qkv(self.q, self.k, self.v)
+        self.verify_mods()
+        check_block(self, "row", self.row.block, [f32, i64, i64, i64, i64], list(self.captures))
+        check_yield("row", self.row.block, [f32] * (1 + len(self.outputs) + len(self.saved)))
+
+
+@irdl_op_definition
+class StepYieldOp(IRDLOperation):
+    """Ends one online step: the new states, and in the last step the rescale factor and the weight.
+
+    ```
+    attn.step_yield states(%m, %l) rescale(%alpha) weight(%e)
+    ```
+    """
+
+    name = "attn.step_yield"
+    states = var_operand_def(f32)
+    rescale = opt_operand_def(f32)
+    weight = opt_operand_def(f32)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(IsTerminator(), Pure())
+    assembly_format = "`states` `(` $states `)` (`rescale` `(` $rescale^ `)`)? (`weight` `(` $weight^ `)`)? attr-dict"
+
+    def __init__(self, states: Sequence[SSAValue], rescale: SSAValue | None = None, weight: SSAValue | None = None):
+        super().__init__(operands=[list(states), rescale, weight])
+
+
+@irdl_op_definition
+class EpilogueYieldOp(IRDLOperation):
+    """Ends an epilogue: the row factor of the accumulator, the op's row outputs, what backward saves.
+
+    ```
+    attn.epilogue_yield scale(%g) outputs(%lse) saved(%lse)
+    ```
+    """
+
+    name = "attn.epilogue_yield"
+    scale = operand_def(f32)
+    outputs = var_operand_def(f32)
+    saved = var_operand_def(f32)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(IsTerminator(), Pure())
+    assembly_format = "`scale` `(` $scale `)` `outputs` `(` $outputs `)` `saved` `(` $saved `)` attr-dict"
+
+    def __init__(self, scale: SSAValue, outputs: Sequence[SSAValue], saved: Sequence[SSAValue]):
+        super().__init__(operands=[scale, list(outputs), list(saved)])
+
+
+@irdl_op_definition
+class OnlineOp(IRDLOperation, AttentionRegions):
+    """An attention whose row function has become loops over blocks of keys (from `attn-derive-online`).
+
+    One region of `steps` per loop over the keys. Step i starts its states at `init[i]` and is
+    applied to one block of keys at a time: any blocks, in any order, that cover every visible
+    key once. Its arguments: (s f32, b, h, q, kv, states of this step..., final states of
+    all earlier steps..., captures...); it ends in `attn.step_yield`. In it `attn.row_reduce`
+    reduces over the visible keys of the block. The last step yields a weight w (taken as 0 where
+    masked, whatever the code gives there) and
+    `acc = acc * rescale + sum_block w * value_mod(v)`; earlier steps yield states only.
+
+    `epilogue`: (b, h, q, final states of all steps..., captures...) ends in
+    `attn.epilogue_yield`: o = acc * scale, then the row outputs, then the saved row vectors;
+    both are further results [B, H, Sq] f32. It handles dead rows itself (scale 0, lse -inf).
+    """
+
+    name = "attn.online"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    scale = operand_def(f32)
+    captures = var_operand_def(TensorType)
+    init = prop_def(ArrayAttr[ArrayAttr[FloatAttr]])
+    query_mod = opt_region_def("single_block")
+    key_mod = opt_region_def("single_block")
+    value_mod = opt_region_def("single_block")
+    score_mod = opt_region_def("single_block")
+    mask = opt_region_def("single_block")
+    epilogue = region_def("single_block")
+    blocks = opt_region_def("single_block")
+    blocks_t = opt_region_def("single_block")
+    steps = var_region_def("single_block")
+    o = result_def(TensorType)
+    outputs = var_result_def(TensorType)
+    saved = var_result_def(TensorType)
+    irdl_options = (AttrSizedRegionSegments(as_property=True), AttrSizedResultSegments(as_property=True))
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    assembly_format = (
+        "$q `,` $k `,` $v `scale` $scale (`captures` $captures^)? `init` $init attr-dict-with-keyword"
+        " `:` type($q) `,` type($k) `,` type($v) (`captures` type($captures)^)? `->` type($o)"
+        " (`outputs` type($outputs)^)? (`saved` type($saved)^)?"
+        " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
+        " (`score_mod` $score_mod^)? (`mask` $mask^)? `steps` $steps `epilogue` $epilogue"
+        " (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+    )
+
+    def verify_(self) -> None:
+        _check_qkv(self.q, self.k, self.v)
+        self.verify_mods()
+        captures = list(self.captures)
+        if len(self.init) != len(self.steps):
+            raise VerifyException(f"init has {len(self.init)} lists for {len(self.steps)} steps")
+        earlier = 0
+        for i, (init, step) in enumerate(zip(self.init, self.steps, strict=True)):
+            states = len(init)
+            check_block(self, f"step {i}", step.block, [f32, *[i64] * 4, *[f32] * (states + earlier)], captures)
+            last, final = step.block.last_op, i == len(self.steps) - 1
+            if not isinstance(last, StepYieldOp) or len(last.states) != states:
+                raise VerifyException(f"step {i}: must end in attn.step_yield of {states} states")
+            if (last.weight is not None) != final:
+                raise VerifyException(f"step {i}: the last step, and no other, yields a weight")
+            earlier += states
+        check_block(self, "epilogue", self.epilogue.block, [*[i64] * 3, *[f32] * earlier], captures)
+        last = self.epilogue.block.last_op
+        if not isinstance(last, EpilogueYieldOp):
+            raise VerifyException("epilogue: region must end in attn.epilogue_yield")
+        if (len(last.outputs), len(last.saved)) != (len(self.outputs), len(self.saved)):
+            raise VerifyException("epilogue: outputs and saved must match the results of the op")
+
+
+@irdl_op_definition
+class BackwardOp(IRDLOperation, AttentionRegions):
+    """The gradients of an attention, recomputed block by block (from `attn-derive-backward`).
+
+    With x the scaled product of a query and a key (before score_mod), dp = d_o . value_mod(v) and
+    delta = rowsum(d_o * o):
+
+    - `row_steps`: zero or more extra loops over the keys, each (x, dp, b, h, q, kv, delta, saved...,
+      d_outputs..., states of this step..., final states of earlier steps..., captures...) ending
+      in `attn.step_yield` of states only, which start at `init[i]`;
+    - `rows`: (b, h, q, delta, saved..., d_outputs..., final states of all row steps...,
+      captures...) yields the row vectors that the element code reads. Row vectors of a dead
+      row make p and dx vanish;
+    - `element`: (x, dp, b, h, q, kv, row vectors..., captures...) yields (p, dx), both taken as 0
+      where masked: dv += p^T d_o, dq += scale * dx k, dk += scale * dx^T q;
+    - `query_vjp`, `key_vjp`, `value_vjp`: (gradient of the modified element, element, b, h, position, channel,
+      captures...) -> gradient of the element; applied before the sum over a head group.
+
+    `attn.accumulate_grad` in `rows` and `element` feeds `d_captures`, of which there is one per
+    entry of `grad_captures` (positions in captures), f32, of the capture's shape.
+    """
+
+    name = "attn.backward"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    scale = operand_def(f32)
+    o = operand_def(TensorType)
+    d_o = operand_def(TensorType)
+    saved = var_operand_def(TensorType)
+    d_outputs = var_operand_def(TensorType)
+    captures = var_operand_def(TensorType)
+    init = prop_def(ArrayAttr[ArrayAttr[FloatAttr]])
+    grad_captures = prop_def(ArrayAttr[IntegerAttr])
+    query_mod = opt_region_def("single_block")
+    key_mod = opt_region_def("single_block")
+    value_mod = opt_region_def("single_block")
+    score_mod = opt_region_def("single_block")
+    mask = opt_region_def("single_block")
+    query_vjp = opt_region_def("single_block")
+    key_vjp = opt_region_def("single_block")
+    value_vjp = opt_region_def("single_block")
+    rows = region_def("single_block")
+    element = region_def("single_block")
+    blocks = opt_region_def("single_block")
+    blocks_t = opt_region_def("single_block")
+    row_steps = var_region_def("single_block")
+    dq = opt_result_def(TensorType)
+    dk = opt_result_def(TensorType)
+    dv = opt_result_def(TensorType)
+    d_captures = var_result_def(TensorType)
+    irdl_options = (
+        AttrSizedOperandSegments(as_property=True),
+        AttrSizedRegionSegments(as_property=True),
+        AttrSizedResultSegments(as_property=True),
+    )
+    traits = traits_def(IsolatedFromAbove())
+    assembly_format = (
+        "$q `,` $k `,` $v `scale` $scale `o` $o `,` $d_o (`saved` $saved^)? (`d_outputs` $d_outputs^)?"
+        " (`captures` $captures^)? `init` $init `grad_captures` $grad_captures attr-dict-with-keyword"
+        " `:` type($q) `,` type($k) `,` type($v) `,` type($o) `,` type($d_o) (`saved` type($saved)^)?"
+        " (`d_outputs` type($d_outputs)^)? (`captures` type($captures)^)? `->`"
+        " (`dq` type($dq)^)? (`dk` type($dk)^)? (`dv` type($dv)^)? (`d_captures` type($d_captures)^)?"
+        " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
+        " (`score_mod` $score_mod^)? (`mask` $mask^)?"
+        " (`query_vjp` $query_vjp^)? (`key_vjp` $key_vjp^)? (`value_vjp` $value_vjp^)?"
+        " (`row_steps` $row_steps^)? `rows` $rows `element` $element (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+    )
+
+    def verify_(self) -> None:
+        _check_qkv(self.q, self.k, self.v)
+        self.verify_mods()
+        captures = list(self.captures)
+        inputs = 1 + len(self.saved) + len(self.d_outputs)
+        if len(self.init) != len(self.row_steps):
+            raise VerifyException(f"init has {len(self.init)} lists for {len(self.row_steps)} row steps")
+        if len(self.grad_captures) != len(self.d_captures):
+            raise VerifyException("grad_captures must have one entry per result of d_captures")
+        earlier = 0
+        for i, (init, step) in enumerate(zip(self.init, self.row_steps, strict=True)):
+            states = len(init)
+            leading = [f32, f32, *[i64] * 4, *[f32] * (inputs + states + earlier)]
+            check_block(self, f"row step {i}", step.block, leading, captures)
+            last = step.block.last_op
+            if not isinstance(last, StepYieldOp) or len(last.states) != states or last.weight is not None:
+                raise VerifyException(f"row step {i}: must end in attn.step_yield of {states} states and nothing else")
+            earlier += states
+        check_block(self, "rows", self.rows.block, [*[i64] * 3, *[f32] * (inputs + earlier)], captures)
+        last = self.rows.block.last_op
+        if not isinstance(last, YieldOp):
+            raise VerifyException("rows: region must end in attn.yield")
+        vectors = len(last.values)
+        check_block(self, "element", self.element.block, [f32, f32, *[i64] * 4, *[f32] * vectors], captures)
+        check_yield("element", self.element.block, [f32, f32])
+        for name in ("query_vjp", "key_vjp", "value_vjp"):
+            region: Region | None = getattr(self, name)
+            if region is not None:
+                check_block(self, name, region.block, [f32, f32, *[i64] * 4], captures)
+                check_yield(name, region.block, [f32])
+
+
+Attn = Dialect(
+    "attn",
+    [
+        AccumulateGradOp,
+        AttentionOp,
+        BackwardOp,
+        EpilogueYieldOp,
+        LoadOp,
+        OnlineOp,
+        RowReduceOp,
+        StepYieldOp,
+        YieldOp,
+    ],
+    [ReduceKindAttr, TieRuleAttr],
+)

@@ -1,0 +1,36 @@
+"""Names of our dialects and passes, each with a lazy getter: the one table that tools and drivers read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, func, math, scf
+from xdsl.ir import Dialect
+from xdsl.passes import ModulePass
+from xdsl.universe import Universe
+
+
+def _lazy(module: str, name: str) -> Callable[[], object]:
+    return lambda: getattr(import_module(f"attn_engine.{module}"), name)
+
+
+DIALECTS: dict[str, Callable[[], Dialect]] = {
+    "attn": _lazy("dialects.attn", "Attn"),  # type: ignore[dict-item]
+    "tile": _lazy("dialects.tile", "Tile"),  # type: ignore[dict-item]
+}
+
+PASSES: dict[str, Callable[[], type[ModulePass]]] = {}
+
+UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)
+
+
+def make_context() -> Context:
+    """A context with our dialects and the upstream ones that they stand on."""
+    context = Context()
+    for dialect in (builtin.Builtin, arith.Arith, func.Func, math.Math, scf.Scf):
+        context.load_dialect(dialect)
+    for get in DIALECTS.values():
+        context.load_dialect(get())
+    return context
