@@ -1,0 +1,100 @@
+"""What a backend is: a frozen manifest, and the one table of all of them.
+
+Every backend folder has the same files: `backend.py` (the manifest `BACKEND`), `legalize.py` (its few
+target rules as passes), `emit.py` (tile IR to text, one op, one rule), `types.py` (how types and scalar
+ops are spelled), `build.py` (text to callables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.str_enum import StrEnum
+
+from attn_engine.errors import BackendError
+
+Plan = Callable[..., None]
+"""A host function: the arguments of a `tile.plan`, in order; outputs are written in place."""
+
+
+class Level(StrEnum):
+    """The level of the tile dialect that a backend consumes."""
+
+    VALUE = "value"
+    BUFFERED = "buffered"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can build and run here, and if not, what is missing."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One target: how tile IR becomes text, and text becomes callables.
+
+    `emit` takes nothing but the module: text printed by `attn-opt` and parsed again gives the same source.
+    """
+
+    name: str
+    level: Level
+    pipeline: tuple[str, ...]
+    """Passes from the value level to what `emit` takes, each as in `attn-opt -p`: `"name"` or `"name{option=1}"`."""
+    emit: Callable[[ModuleOp], str]
+    build: Callable[[str], Mapping[str, Plan]]
+    """Source text to one callable per `tile.plan`, by name."""
+    check: Callable[[], Availability]
+    suffix: str = field(default=".py")
+    """File name suffix of the source text."""
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise BackendError(f"backend name '{self.name}' is not an identifier")
+        if self.level not in tuple(Level):
+            raise BackendError(f"backend '{self.name}': level '{self.level}' is none of {', '.join(Level)}")
+        for pass_spec in self.pipeline:
+            self._check_pass(pass_spec)
+        for part in ("emit", "build", "check"):
+            if not callable(getattr(self, part)):
+                raise BackendError(f"backend '{self.name}': {part} is not callable")
+
+    def _check_pass(self, spec: str) -> None:
+        from attn_engine.universe import PASSES
+
+        try:
+            names = [parsed.name for parsed in parse_pipeline(spec)]
+        except Exception as error:
+            raise BackendError(f"backend '{self.name}': cannot parse pass '{spec}': {error}") from error
+        for name in names:
+            if name not in PASSES:
+                raise BackendError(f"backend '{self.name}': no pass is named '{name}'; see attn_engine.universe.PASSES")
+
+
+def _lazy(module: str) -> Callable[[], Backend]:
+    def get() -> Backend:
+        loaded: Any = import_module(f"attn_engine.backends.{module}")
+        return loaded.BACKEND
+
+    return get
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "cpu": _lazy("cpu.backend"),
+    "triton": _lazy("triton.backend"),
+}
+
+
+def get_backend(name: str) -> Backend:
+    """The manifest of a backend by name; a name that is not in the table is an error that lists the table."""
+    if name not in BACKENDS:
+        raise BackendError(f"no backend is named '{name}'; there are {', '.join(BACKENDS)}")
+    return BACKENDS[name]()
