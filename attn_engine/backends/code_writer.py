@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.utils.hints import isa
 
 from attn_engine.errors import UnsupportedOpError
 
@@ -97,9 +98,9 @@ class CodeWriter:
 
 def python_literal(attribute: Attribute) -> str:
     """A scalar constant as Python text: exact for every float, `True`/`False` for i1."""
-    if isinstance(attribute, IntegerAttr):
-        value: int = attribute.value.data
-        return str(value != 0) if str(attribute.type) == "i1" else str(value)
+    if isa(attribute, IntegerAttr):
+        integer = attribute.value.data
+        return str(integer != 0) if attribute.type == i1 else f"{integer}"
     if isinstance(attribute, FloatAttr):
         value = attribute.value.data
         return repr(value) if math.isfinite(value) else f"float('{value}')"
