@@ -21,7 +21,9 @@ DIALECTS: dict[str, Callable[[], Dialect]] = {
     "tile": _lazy("dialects.tile", "Tile"),  # type: ignore[dict-item]
 }
 
-PASSES: dict[str, Callable[[], type[ModulePass]]] = {}
+PASSES: dict[str, Callable[[], type[ModulePass]]] = {
+    "attn-simplify": _lazy("passes.attn_simplify", "AttnSimplifyPass"),  # type: ignore[dict-item]
+}
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)
 
