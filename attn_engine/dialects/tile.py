@@ -139,6 +139,10 @@ def ints(values: Sequence[int]) -> DenseArrayBase:
     return DenseArrayBase.from_list(i64, list(values))
 
 
+def ints_of(attr: DenseArrayBase) -> tuple[int, ...]:
+    return tuple(attr.get_values())  # type: ignore[attr-defined]
+
+
 # --- structure ---------------------------------------------------------------------------------
 
 
@@ -542,7 +546,7 @@ class ScatterAddOp(IRDLOperation):
 
     ```
     tile.scatter_add %d, %w[%h, %bucket] where %visible axes [[], [0, 1], [0, 1]]
-      : tensor<64x64xf32>, !tile.global<2 x f32>, i64, tensor<64x64xi64>, tensor<64x64xi1>
+      : tensor<64x64xf32>, !tile.global<2 x f32>, i64, tensor<64x64xi64> where tensor<64x64xi1>
     ```
     """
 
