@@ -11,6 +11,8 @@ from xdsl.ir import Dialect
 from xdsl.passes import ModulePass
 from xdsl.universe import Universe
 
+import attn_engine.dialects.hex_floats  # noqa: F401  (how dense constants are read)
+
 
 def _lazy(module: str, name: str) -> Callable[[], object]:
     return lambda: getattr(import_module(f"attn_engine.{module}"), name)
@@ -18,7 +20,7 @@ def _lazy(module: str, name: str) -> Callable[[], object]:
 
 DIALECTS: dict[str, Callable[[], Dialect]] = {
     "attn": _lazy("dialects.attn", "Attn"),  # type: ignore[dict-item]
-    "tile": _lazy("dialects.tile", "Tile"),  # type: ignore[dict-item]
+    "tile": _lazy("dialects.tile_all", "Tile"),  # type: ignore[dict-item]
 }
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {

@@ -1,0 +1,14 @@
+"""The whole ``tile`` dialect: the value level of `tile` and the levels below it, under one name."""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async import ASYNC_ATTRIBUTES, ASYNC_OPS
+
+Tile = Dialect(
+    "tile",
+    [*tile.Tile.operations, *ASYNC_OPS],
+    [*tile.Tile.attributes, *ASYNC_ATTRIBUTES],
+)
