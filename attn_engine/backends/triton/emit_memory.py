@@ -1,0 +1,106 @@
+"""Rules for global memory: pointer arithmetic in 64 bits, one mask per bounded axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Operation, SSAValue
+
+from attn_engine.backends.triton.emit_map import joined
+from attn_engine.backends.triton.printer import KernelPrinter, along, shape_text, spread, wide
+from attn_engine.dialects import tile
+
+
+def _place(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, memory: SSAValue, shape: Sequence[int]) -> tuple[str, str]:
+    """Prints the pointers and the mask of an access; returns the expressions that name them.
+
+    The tile's own offsets are kept apart from its origin: in a loop they are invariant.
+    """
+    stem = printer.reserve(op)
+    base, dims = printer.text(memory), op.dims.get_values()
+    strides = printer.strides[base]
+    terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(op.indices, strides, strict=True)]
+    origin = printer.names.fresh(f"{stem}_origin")
+    printer.writer.line(f"{origin} = {' + '.join([base, *terms])}")
+    steps = [wide(f"tl.arange(0, {size})") + f" * {strides[d]}" for size, d in zip(shape, dims, strict=True)]
+    steps = [along(f"({step})", axis, len(shape)) for axis, step in enumerate(steps)]
+    return " + ".join([origin, *steps]), _mask(printer, op, stem, shape)
+
+
+def _mask(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, stem: str, shape: Sequence[int]) -> str:
+    """The name of the mask, or nothing where the access is not bounded."""
+    conditions: list[str] = []
+    dims = op.dims.get_values()
+    for axis, limit in zip(op.bounded.get_values(), op.limits, strict=True):
+        index = printer.names.fresh(f"{stem}_index")
+        printer.writer.line(f"{index} = {printer.text(op.indices[dims[axis]])} + tl.arange(0, {shape[axis]})")
+        inside = f"(({index} >= 0) & ({index} < {printer.text(limit)}))"
+        conditions.append(along(inside, axis, len(shape)))
+    if not conditions:
+        return ""
+    mask = printer.names.fresh(f"{stem}_mask")
+    printer.writer.line(f"{mask} = {' & '.join(conditions)}")
+    return mask
+
+
+def _zero(value: SSAValue) -> str:
+    return "False" if tile.element_of(value) == i1 else "0"
+
+
+def print_load(printer: KernelPrinter, op: tile.LoadOp) -> None:
+    place, mask = _place(printer, op, op.source, tile.shape_of(op.result))
+    masked = f", mask={mask}, other={_zero(op.result)}" if mask else ""
+    printer.assign(op, f"tl.load({place}{masked})")
+
+
+def print_store(printer: KernelPrinter, op: tile.StoreOp) -> None:
+    place, mask = _place(printer, op, op.target, tile.shape_of(op.value))
+    printer.writer.line(f"tl.store({place}, {printer.text(op.value)}{f', mask={mask}' if mask else ''})")
+
+
+def print_atomic_add(printer: KernelPrinter, op: tile.AtomicAddOp) -> None:
+    place, mask = _place(printer, op, op.target, tile.shape_of(op.value))
+    masked = f", mask={mask}" if mask else ""
+    printer.writer.line(f'tl.atomic_add({place}, {printer.text(op.value)}{masked}, sem="relaxed")')
+
+
+def print_gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
+    """One load per index tuple; where only the guard varies along an axis, the pointers are broadcast."""
+    base = printer.text(op.source)
+    strides = printer.strides[base]
+    terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(op.indices, strides, strict=True)]
+    place = " + ".join([base, *terms])
+    if op.guard is None:
+        printer.assign(op, f"tl.load({place})")
+        return
+    axes = joined(printer, [*op.indices, op.guard])
+    if axes != joined(printer, list(op.indices)):
+        shape = [size if axis in axes else 1 for axis, size in enumerate(printer.map_shape)]
+        place = f"tl.broadcast_to({place}, {shape_text(shape)})"
+    printer.assign(op, f"tl.load({place}, mask={printer.text(op.guard)}, other={_zero(op.result)})")
+
+
+def print_scatter_add(printer: KernelPrinter, op: tile.ScatterAddOp) -> None:
+    shape, axes = tile.shape_of(op.value), tile.axes_of(op.axes)
+    base = printer.text(op.target)
+    operands = [*op.indices, *([op.guard] if op.guard is not None else [])]
+    texts = [spread(printer.text(v), a, len(shape)) for v, a in zip(operands, axes, strict=True)]
+    pairs = zip(texts, printer.strides[base], strict=False)
+    place = " + ".join([base, *(f"{wide(index)} * {stride}" for index, stride in pairs)])
+    mask = ""
+    if shape:
+        place = f"tl.broadcast_to({place}, {shape_text(shape)})"
+    if op.guard is not None:
+        guard = f"tl.broadcast_to({texts[-1]}, {shape_text(shape)})" if shape else texts[-1]
+        mask = f", mask={guard}"
+    printer.writer.line(f'tl.atomic_add({place}, {printer.text(op.value)}{mask}, sem="relaxed")')
+
+
+MEMORY_RULES: dict[type[Operation], Callable[..., None]] = {
+    tile.LoadOp: print_load,
+    tile.StoreOp: print_store,
+    tile.AtomicAddOp: print_atomic_add,
+    tile.GatherOp: print_gather,
+    tile.ScatterAddOp: print_scatter_add,
+}

@@ -1,0 +1,95 @@
+"""Runs emitted text in Triton's interpreter, on CPU tensors: the text that ships is the text that is tested.
+
+No environment variable is needed: the functions of the text are wrapped where they stand. bfloat16 is
+refused, for the interpreter computes it as raw bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+from attn_engine.backends.backend import Plan
+from attn_engine.backends.triton.build import load, plans_of
+from attn_engine.errors import InterpreterError
+
+_REFUSED = (torch.bfloat16,)
+
+
+class _Kernel:
+    """A kernel that runs in the interpreter when it is launched."""
+
+    def __init__(self, function: Callable[..., None]):
+        self.function = interpreter.InterpretedFunction(function)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            for argument in arguments:
+                if isinstance(argument, torch.Tensor) and argument.dtype in _REFUSED:
+                    raise InterpreterError(f"the interpreter computes {argument.dtype} wrongly; use float16 or float32")
+            with np.errstate(all="ignore"), _fast_folds():
+                self.function[grid](*arguments, **options)
+
+        return launch
+
+
+def interpret(source: str) -> Mapping[str, Plan]:
+    """The plans of a text; their kernels run in the interpreter. Like `build`, for CPU tensors and tests."""
+    if "tl.bfloat16" in source:
+        raise InterpreterError("the interpreter computes bfloat16 wrongly; emit for float16 or float32")
+    module = load(source)
+    namespace = dict(vars(module))
+    for name in namespace["KERNELS"]:
+        kernel = namespace[name]
+        assert isinstance(kernel, JITFunction)
+        namespace[name] = _Kernel(kernel.fn)
+    return {name: _rebound(plan, namespace) for name, plan in plans_of(module).items()}
+
+
+def _rebound(plan: Any, namespace: dict[str, Any]) -> Plan:
+    return type(plan)(plan.__code__, namespace, plan.__name__, plan.__defaults__, plan.__closure__)
+
+
+class _fast_folds:
+    """The interpreter folds element by element; these folds take whole slices, in the same function."""
+
+    def __enter__(self) -> None:
+        self.saved = interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan
+        interpreter.ReduceOps.generic_reduce = _reduce
+        interpreter.ScanOps.generic_scan = _scan
+
+    def __exit__(self, *_: object) -> None:
+        interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan = self.saved
+
+
+def _combine(fold: Any, left: Any, right: Any, dtype: tl.dtype) -> Any:
+    shape = left.shape
+    left, right = (fold.to_tensor(np.ascontiguousarray(x).reshape(-1), dtype) for x in (left, right))
+    return np.asarray(fold.combine_fn.fn(left, right).handle.data).reshape(shape)
+
+
+def _reduce(self: Any, operands: Sequence[Any]) -> list[Any]:
+    """A tree of halves along the axis, in log2(size) calls of the combine function."""
+    (operand,) = operands
+    data = np.moveaxis(operand.handle.data, self.axis, 0)
+    while data.shape[0] > 1:
+        half = data.shape[0] // 2
+        data = _combine(self, data[:half], data[half:], operand.dtype)
+    return [self.to_tensor(data[0], operand.dtype)]
+
+
+def _scan(self: Any, operands: Sequence[Any]) -> list[Any]:
+    """Hillis and Steele: log2(size) steps of doubling distance."""
+    (operand,) = operands
+    data = np.array(np.moveaxis(operand.handle.data, self.axis, 0))
+    distance = 1
+    while distance < data.shape[0]:
+        data[distance:] = _combine(self, data[:-distance].copy(), data[distance:], operand.dtype)
+        distance *= 2
+    return [self.to_tensor(np.moveaxis(data, 0, self.axis), operand.dtype)]
