@@ -25,6 +25,7 @@ DIALECTS: dict[str, Callable[[], Dialect]] = {
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "attn-simplify": _lazy("passes.attn_simplify", "AttnSimplifyPass"),  # type: ignore[dict-item]
+    "convert-attn-to-tile": _lazy("passes.convert_attn_to_tile", "ConvertAttnToTilePass"),  # type: ignore[dict-item]
 }
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)

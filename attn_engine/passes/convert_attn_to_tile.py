@@ -1,0 +1,61 @@
+"""`convert-attn-to-tile`: whole-tensor attention to kernels over blocks, and the plan that launches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin, func
+from xdsl.ir import Operation
+from xdsl.passes import ModulePass
+
+from attn_engine.dialects import attn
+from attn_engine.passes.lowering.backward import BackwardLowering
+from attn_engine.passes.lowering.forward import ForwardLowering
+from attn_engine.passes.lowering.kernel import Blocks
+
+
+@dataclass(frozen=True)
+class ConvertAttnToTilePass(ModulePass):
+    """Lowers each function that holds one `attn.online` or `attn.backward` to a `tile.plan` and its kernels.
+
+    ```
+    func.func @attention(%q, %k, %v, %scale) { %o = attn.online %q, %k, %v scale %scale ... }
+    ```
+    becomes
+    ```
+    tile.kernel @forward_kernel(%q, %k, %v, %o, ...) { ...; scf.for %n0 = ... }
+    tile.plan @forward(%q, %k, %v, %o, %scale) { ...; tile.launch @forward_kernel grid(%q_blocks, %heads, %batch) ... }
+    ```
+
+    A schedule is four numbers: queries per block, keys per block, warps, pipeline stages.
+    """
+
+    name = "convert-attn-to-tile"
+
+    forward: tuple[int, ...] = (64, 64, 4, 2)
+    """Schedule of the forward kernel."""
+    rows: tuple[int, ...] = (64, 64, 4, 1)
+    """Schedule of the kernel of row vectors (delta)."""
+    dq: tuple[int, ...] = (64, 64, 4, 2)
+    """Schedule of the dq kernel."""
+    dkdv: tuple[int, ...] = (64, 64, 4, 2)
+    """Schedule of the dk/dv kernel."""
+    pad: bool = True
+    """Hold head dims in tiles whose size is a power of two of at least 16."""
+    tf32: bool = False
+    """Let products of f32 operands round them to 10 bits of mantissa."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
+            inner = next((o for o in function.body.block.ops if isinstance(o, attn.OnlineOp | attn.BackwardOp)), None)
+            if inner is None:
+                continue
+            op.body.block.insert_ops_before(self._lower(inner), function)
+            op.body.block.erase_op(function)
+
+    def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
+        if isinstance(op, attn.OnlineOp):
+            return ForwardLowering(op, "forward", Blocks(*self.forward), self.pad, self.tf32).run()
+        blocks = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
+        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32).run()

@@ -1,0 +1,1 @@
+"""From tensors to blocks: the parts of `convert-attn-to-tile`."""

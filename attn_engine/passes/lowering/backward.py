@@ -1,0 +1,97 @@
+"""`attn.backward` as a plan: a kernel for row vectors, one for dq, one for dk and dv.
+
+Each gradient is owned by one kernel. A capture whose index has no key is accumulated where a program
+owns its queries (the row kernel for contributions of `rows`, else dq); one with a key and no query where
+a program owns its keys (dk/dv); one with both, element by element, with dq.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import f32
+from xdsl.ir import Operation, SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.frame import Operands
+from attn_engine.passes.lowering.gradients import capture_axes
+from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
+from attn_engine.passes.lowering.key_gradients import KeyGradients
+from attn_engine.passes.lowering.query_gradients import QueryGradients
+from attn_engine.passes.lowering.row_vectors import RowVectors
+
+
+@dataclass
+class BackwardLowering:
+    op: attn.BackwardOp
+    name: str
+    rows: Blocks
+    dq: Blocks
+    dkdv: Blocks
+    pad: bool
+    tf32: bool
+    kernels: list[Operation] = field(default_factory=list[Operation])
+
+    def run(self) -> list[Operation]:
+        """Kernels, then the plan that launches them."""
+        op, plan = self.op, Plan(self.name)
+        operands = Operands(op, plan, self.pad, self.tf32)
+        self._arguments(plan, operands)
+        operands.describe()
+        self._zero(plan)
+        vectors = self._row_vectors(plan, operands)
+        owned = dict(enumerate(capture_axes(op)))
+        by_key = [n for n, axes in owned.items() if "kv" in axes and "q" not in axes]
+        by_query = [n for n, axes in owned.items() if "kv" not in axes]
+        by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
+        if op.dq is not None or by_query or by_both:
+            kernel = Kernel(f"{self.name}_dq", plan, self.dq)
+            blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
+            QueryGradients(op, operands, kernel, vectors, by_query, by_both).build(blocks)
+            self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
+        if op.dk is not None or op.dv is not None or by_key:
+            kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
+            blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
+            KeyGradients(op, operands, kernel, vectors, by_key).build()
+            self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
+        return [*self.kernels, plan.finish()]
+
+    def _arguments(self, plan: Plan, operands: Operands) -> None:
+        op = self.op
+        for name, value in (("q", op.q), ("k", op.k), ("v", op.v), ("o", op.o), ("d_o", op.d_o)):
+            plan.argument(name, global_of(value.type))
+        for prefix, values in (("saved", op.saved), ("d_output", op.d_outputs)):
+            for n, value in enumerate(values):
+                plan.argument(f"{prefix}{n}", global_of(value.type))
+        for name, value in zip(operands.capture_names, op.captures, strict=True):
+            plan.argument(name, global_of(value.type))
+        for name, value in (("dq", op.dq), ("dk", op.dk), ("dv", op.dv)):
+            if value is not None:
+                plan.argument(name, global_of(value.type))
+        self.grad_names = [f"d_{operands.capture_names[n.value.data]}" for n in op.grad_captures]
+        for name, value in zip(self.grad_names, op.d_captures, strict=True):
+            plan.argument(name, tile.GlobalType(global_of(value.type).rank.data, f32))
+        plan.argument("scale", f32)
+
+    def _zero(self, plan: Plan) -> None:
+        """Capture gradients are sums over programs."""
+        for name in self.grad_names:
+            plan.scope.add(tile.FillOp(plan.args[name], plan.scope.real(0.0)))
+
+    def _row_vectors(self, plan: Plan, operands: Operands) -> list[SSAValue]:
+        """Temporaries for what `rows` yields, filled by a kernel of their own where there is anything to do."""
+        last = self.op.rows.block.last_op
+        assert isinstance(last, attn.YieldOp)
+        adds = any(isinstance(o, attn.AccumulateGradOp) for o in self.op.rows.block.ops)
+        if not last.values and not adds:
+            return []
+        sizes = [operands.batch, operands.heads, operands.sq]
+        vectors = [
+            plan.scope.add(tile.AllocOp(sizes, tile.GlobalType(3, f32)), f"row{n}").result
+            for n in range(len(last.values))
+        ]
+        kernel = Kernel(f"{self.name}_rows", plan, self.rows)
+        blocks = operands.blocks(operands.sq, self.rows.m, "row_blocks")
+        RowVectors(self.op, operands, kernel, vectors).build()
+        self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
+        return vectors

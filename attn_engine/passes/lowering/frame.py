@@ -1,0 +1,244 @@
+"""What every kernel of an attention has in common: operands, tiles, index vectors, visibility."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import TensorType, f32
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
+from attn_engine.passes.lowering.partition import Partition
+from attn_engine.passes.lowering.program import Bound, Program
+from attn_engine.passes.lowering.scope import Scope
+
+AnyAttention = attn.OnlineOp | attn.BackwardOp
+
+
+def present(region: Region | None) -> Block | None:
+    return region.block if region is not None and region.blocks else None
+
+
+def head_of(tensor: SSAValue, pad: bool) -> Head:
+    """The last dimension of q or v, padded to a power of two of at least 16 where targets need that."""
+    assert isinstance(tensor.type, TensorType)
+    size = tensor.type.get_shape()[3]
+    return Head(size, max(16, 1 << (size - 1).bit_length()) if pad else size)
+
+
+@dataclass
+class KernelCapture:
+    """A capture whose kernel arguments come into being when first read."""
+
+    kernel: Kernel
+    value: SSAValue
+
+    @property
+    def source(self) -> SSAValue:
+        return self.kernel.take(self.value)
+
+    @property
+    def sizes(self) -> list[SSAValue]:
+        assert isinstance(self.value.type, tile.GlobalType)
+        name, rank = self.value.name_hint or "capture", self.value.type.rank.data
+        return [self.kernel.take(self.kernel.plan.size(self.value, d, f"{name}_n{d}")) for d in range(rank)]
+
+
+class Operands:
+    """The operands of an attention as arguments of a plan, and the sizes that every kernel takes."""
+
+    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool):
+        self.op, self.plan = op, plan
+        self.element: Attribute = tile.element_of(op.q)
+        self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
+        rounds = tf32 and self.element == f32
+        self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
+        self.capture_names = [c.name_hint or f"capture{n}" for n, c in enumerate(op.captures)]
+
+    def __getitem__(self, name: str) -> SSAValue:
+        return self.plan.args[name]
+
+    def describe(self) -> None:
+        """Reads the sizes; called once the plan's arguments are complete."""
+        plan = self.plan
+        self.batch, self.heads = plan.size(self["q"], 0, "batch"), plan.size(self["q"], 1, "heads")
+        self.kv_heads = plan.size(self["k"], 1, "kv_heads")
+        self.sq, self.skv = plan.size(self["q"], 2, "sq"), plan.size(self["k"], 2, "skv")
+        scope = plan.scope
+        divisor = scope.value(scope.larger(self.kv_heads, 1, "some"))
+        self.group = scope.add(arith.DivSIOp(self.heads, divisor), "group").result
+
+    def blocks(self, size: SSAValue, block: int, hint: str) -> SSAValue:
+        """How many blocks cover `size`."""
+        scope = self.plan.scope
+        return scope.add(arith.CeilDivSIOp(size, scope.value(block)), hint).result
+
+
+@dataclass
+class Frame:
+    """One kernel's view: a tile of scores with queries on `q_axis` and keys on the other axis.
+
+    `b`, `h` and `hk` are this program's batch, query head and key/value head.
+    """
+
+    operands: Operands
+    kernel: Kernel
+    q_axis: int
+    b: SSAValue
+    h: SSAValue
+    hk: SSAValue
+
+    @property
+    def kv_axis(self) -> int:
+        return 1 - self.q_axis
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        m, n = self.kernel.blocks.m, self.kernel.blocks.n
+        return (m, n) if self.q_axis == 0 else (n, m)
+
+    def take(self, name: str) -> SSAValue:
+        return self.kernel.take(self.operands[name])
+
+    @property
+    def sq(self) -> SSAValue:
+        return self.kernel.take(self.operands.sq)
+
+    @property
+    def skv(self) -> SSAValue:
+        return self.kernel.take(self.operands.skv)
+
+    def program(self) -> Program:
+        names = self.operands.capture_names
+        return Program([KernelCapture(self.kernel, self.operands[n]) for n in names])
+
+    def heads(self, program: Program) -> list[SSAValue]:
+        return [program.index(Bound(self.b), "b"), program.index(Bound(self.h), "h")]
+
+    def place(self, program: Program, q: SSAValue | None, kv: SSAValue | None) -> list[SSAValue]:
+        """b, h and then those of q and kv that are given, as a region's index arguments."""
+        index = self.heads(program)
+        if q is not None:
+            index.append(program.index(Bound(q, (self.q_axis,)), "q"))
+        if kv is not None:
+            index.append(program.index(Bound(kv, (self.kv_axis,)), "kv"))
+        return index
+
+    def see(self, program: Program, index: list[SSAValue], in_range: Sequence[tuple[SSAValue, SSAValue]]) -> None:
+        """Sets the program's visibility: the user's mask, and each (index vector, limit) within its limit."""
+        seen: SSAValue | None = None
+        mask = present(self.operands.op.mask)
+        if mask is not None:
+            seen = program.inline(mask, index).operands[0]
+        for value, limit in in_range:
+            wide = program.index(Bound(limit), "limit")
+            inside = program.add(arith.CmpiOp(value, wide, "slt"), "inside")
+            seen = inside if seen is None else program.add(arith.AndIOp(seen, inside), "visible")
+        program.visible = seen
+
+    def run(self, program: Program, scope: Scope, wanted: Sequence[SSAValue]) -> list[Bound]:
+        """Lowers a program over the score tile; `attn.row_reduce` in it runs over the keys."""
+        return Partition(program, scope, self.shape, self.kv_axis).run(wanted)
+
+    def rows(
+        self, scope: Scope, name: str, h: SSAValue, row0: SSAValue, rows: int, head: Head, limit: SSAValue | None
+    ) -> SSAValue:
+        """Loads [rows, head] of an operand from row0 on; rows from `limit` on are 0."""
+        source = self.take(name)
+        limits = {0: limit} if limit is not None else {}
+        if head.padded:
+            limits[1] = scope.value(head.size)
+        type_ = TensorType(tile.element_of(source), [rows, head.tile])
+        index = [self.b, h, row0, scope.value(0)]
+        return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), f"{name}_tile").result
+
+    def vector(self, scope: Scope, source: SSAValue, row0: SSAValue, rows: int, limit: SSAValue, hint: str) -> SSAValue:
+        """Loads a saved row vector [B, H, Sq]."""
+        type_ = TensorType(f32, [rows])
+        return scope.add(tile.LoadOp(source, [self.b, self.h, row0], [2], type_, {0: limit}), hint).result
+
+    def product(self, scope: Scope, a: SSAValue, b: SSAValue, hint: str) -> SSAValue:
+        """a b^T over the head dim."""
+        shape = [tile.shape_of(a)[0], tile.shape_of(b)[0]]
+        return self.dot(scope, a, scope.add(tile.TransposeOp(b), "t").result, scope.splat(shape, 0.0, "zero"), hint)
+
+    def dot(self, scope: Scope, a: SSAValue, b: SSAValue, acc: SSAValue, hint: str) -> SSAValue:
+        return scope.add(tile.DotOp(a, b, acc, self.operands.precision), hint).result
+
+    def modified(
+        self,
+        scope: Scope,
+        value: SSAValue,
+        region: Region | None,
+        h: SSAValue,
+        row0: SSAValue,
+        limit: SSAValue,
+        head: Head,
+    ) -> SSAValue:
+        """A loaded operand with the user's query_mod, key_mod or value_mod applied; padding stays 0."""
+        block = present(region)
+        if block is None:
+            return value
+        rows = tile.shape_of(value)[0]
+        program = self.program()
+        element = cast(program, program.argument(Bound(value, (0, 1)), "x"), f32)
+        index = self.channel_index(program, scope, h, row0, rows, head)
+        self._inside(program, index, limit, head)
+        result = program.where_visible(program.inline(block, [element, *index]).operands[0])
+        wanted = cast(program, result, self.operands.element)
+        return spread(scope, Partition(program, scope, (rows, head.tile), -1).run([wanted])[0], (rows, head.tile))
+
+    def channel_index(
+        self, program: Program, scope: Scope, h: SSAValue, row0: SSAValue, rows: int, head: Head
+    ) -> list[SSAValue]:
+        """b, h, position and channel of an operand's tile."""
+        positions = scope.add(tile.RangeOp(row0, rows), "positions").result
+        channels = scope.add(tile.RangeOp(scope.value(0), head.tile), "channels").result
+        return [
+            program.index(Bound(self.b), "b"),
+            program.index(Bound(h), "h"),
+            program.index(Bound(positions, (0,)), "position"),
+            program.index(Bound(channels, (1,)), "channel"),
+        ]
+
+    def _inside(self, program: Program, index: list[SSAValue], limit: SSAValue, head: Head) -> None:
+        wide = program.index(Bound(limit), "limit")
+        inside = program.add(arith.CmpiOp(index[2], wide, "slt"), "inside")
+        if head.padded:
+            size = program.add(arith.ConstantOp.from_int_and_width(head.size, 64), "size")
+            channel = program.add(arith.CmpiOp(index[3], size, "slt"), "inside")
+            inside = program.add(arith.AndIOp(inside, channel), "inside")
+        program.visible = inside
+
+
+def cast(program: Program, value: SSAValue, to: Attribute) -> SSAValue:
+    """Between f32 and the operands' element type."""
+    if value.type == to:
+        return value
+    op = arith.ExtFOp if to == f32 else arith.TruncFOp
+    return program.add(op(value, to), value.name_hint or "x")
+
+
+def spread(scope: Scope, bound: Bound, shape: Sequence[int], axes: tuple[int, ...] | None = None) -> SSAValue:
+    """A value with all of `axes` (default: every axis of the shape), repeated along those that it lacks."""
+    axes = axes if axes is not None else tuple(range(len(shape)))
+    if bound.axes == axes:
+        return bound.value
+    body = Block(arg_types=[tile.element_of(bound.value)])
+    body.add_op(tile.MapYieldOp(body.args[0]))
+    type_ = TensorType(tile.element_of(bound.value), [shape[a] for a in axes])
+    op = tile.MapOp([bound.value], [[axes.index(a) for a in bound.axes]], [type_], body)
+    return scope.add(op, bound.value.name_hint or "spread").outputs[0]
+
+
+def combine(
+    scope: Scope, kind: type, a: Bound, b: Bound, shape: Sequence[int], hint: str, to: Attribute = f32
+) -> SSAValue:
+    """One binary op of two values over a tile, in f32, cast to `to` at the end."""
+    program = Program()
+    left, right = program.argument(a, "a"), program.argument(b, "b")
+    result = program.add(kind(left, right), hint)
+    return spread(scope, Partition(program, scope, tuple(shape), -1).run([cast(program, result, to)])[0], shape)

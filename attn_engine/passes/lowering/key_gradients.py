@@ -1,0 +1,117 @@
+"""The dk/dv kernel: a block of keys, loops over the heads of its group and blocks of queries, scores transposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.ir import SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.forward import store_rows
+from attn_engine.passes.lowering.frame import Frame, Operands, cast, spread
+from attn_engine.passes.lowering.gradients import flush, places_of, summed
+from attn_engine.passes.lowering.kernel import Kernel, close, loop
+from attn_engine.passes.lowering.partition import Partition
+from attn_engine.passes.lowering.program import Bound
+from attn_engine.passes.lowering.query_gradients import element, operand_gradient
+from attn_engine.passes.lowering.ranges import over, spans
+from attn_engine.passes.lowering.scope import Scope
+
+
+@dataclass
+class KeyGradients:
+    """`carried` are the contributions of a key, summed over the queries of one head."""
+
+    op: attn.BackwardOp
+    operands: Operands
+    kernel: Kernel
+    vectors: list[SSAValue]
+    carried: list[int]
+
+    def build(self) -> None:
+        kernel, scope, operands, op = self.kernel, self.kernel.scope, self.operands, self.op
+        i, hk, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "hk", "b")))
+        n = kernel.blocks.n
+        self.frame = frame = Frame(operands, kernel, 1, b, hk, hk)
+        n0 = self.n0 = scope.value(scope.times(i, n, "n0"))
+        self.kv_index = scope.add(tile.RangeOp(n0, n), "cols").result
+        k = frame.rows(scope, "k", hk, n0, n, operands.qk, frame.skv)
+        self.k = frame.modified(scope, k, op.key_mod, hk, n0, frame.skv, operands.qk)
+        v = frame.rows(scope, "v", hk, n0, n, operands.vo, frame.skv)
+        self.v = frame.modified(scope, v, op.value_mod, hk, n0, frame.skv, operands.vo)
+        sums: list[SSAValue] = []
+        if op.dk is not None:
+            sums.append(scope.splat([n, operands.qk.tile], 0.0, "dk"))
+        if op.dv is not None:
+            sums.append(scope.splat([n, operands.vo.tile], 0.0, "dv"))
+        group = kernel.take(operands.group)
+        outer, body, member, inside = loop(scope, 0, group, 1, sums, "g")
+        h = body.add(arith.MuliOp(hk, group), "h").result
+        frame.h = body.add(arith.AddiOp(h, member), "h").result
+        close(body, self._head(body, inside))
+        frame.h = hk
+        results = dict(zip([r for r, o in (("dk", op.dk), ("dv", op.dv)) if o is not None], outer.results, strict=True))
+        self._store(scope, results, k, v)
+
+    def _head(self, scope: Scope, sums: list[SSAValue]) -> list[SSAValue]:
+        """One query head of the group; contributions leave here, as their place may depend on the head."""
+        frame, n = self.frame, self.kernel.blocks.n
+        runs = list(spans(frame, scope, (self.n0, n), self.kernel.blocks.m, transposed=True))
+        carried = [scope.splat([n], 0.0, "d") for _ in self.carried]
+        final = over(scope, runs, self.kernel.blocks.m, [*carried, *sums], "q0", self._block)
+        for number, value in zip(self.carried, final, strict=False):
+            self._flush(scope, number, value)
+        return final[len(carried) :]
+
+    def _block(self, scope: Scope, q0: SSAValue, masked: bool, inside: list[SSAValue]) -> list[SSAValue]:
+        frame, operands, op, m = self.frame, self.operands, self.op, self.kernel.blocks.m
+        loaded = frame.rows(scope, "q", frame.h, q0, m, operands.qk, frame.sq if masked else None)
+        q = frame.modified(scope, loaded, op.query_mod, frame.h, q0, frame.sq, operands.qk)
+        d_o = frame.rows(scope, "d_o", frame.h, q0, m, operands.vo, frame.sq if masked else None)
+        rows = [frame.vector(scope, self.kernel.take(v), q0, m, frame.sq, v.name_hint or "row") for v in self.vectors]
+        x, dp = frame.product(scope, self.k, q, "x"), frame.product(scope, self.v, d_o, "dp")
+        program = frame.program()
+        q_index = scope.add(tile.RangeOp(q0, m), "rows").result
+        index = frame.place(program, q_index, self.kv_index)
+        if masked:
+            frame.see(program, index, [(index[2], frame.sq), (index[3], frame.skv)])
+        p, dx = element(frame, program, op, x, dp, index, rows)
+        count = len(self.carried)
+        wanted = [
+            program.add(
+                arith.AddfOp(program.argument(Bound(old, (0,)), "d"), summed(program, program.contributions[c])), "d"
+            )
+            for c, old in zip(self.carried, inside, strict=False)
+        ]
+        wanted += [cast(program, dx, operands.element)] if op.dk is not None else []
+        wanted += [cast(program, p, operands.element)] if op.dv is not None else []
+        found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
+        new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
+        products = ([q] if op.dk is not None else []) + ([d_o] if op.dv is not None else [])
+        hints = ([("dk")] if op.dk is not None else []) + (["dv"] if op.dv is not None else [])
+        for f, right, old, hint in zip(found[count:], products, inside[count:], hints, strict=True):
+            new.append(frame.dot(scope, spread(scope, f, frame.shape), right, old, hint))
+        return new
+
+    def _store(self, scope: Scope, results: dict[str, SSAValue], k: SSAValue, v: SSAValue) -> None:
+        frame, operands = self.frame, self.operands
+        for name, loaded, head, vjp, factor in (
+            ("dk", k, operands.qk, self.op.key_vjp, frame.take("scale")),
+            ("dv", v, operands.vo, self.op.value_vjp, None),
+        ):
+            if name in results:
+                value = operand_gradient(frame, scope, results[name], loaded, vjp, frame.hk, self.n0, head, factor)
+                store_rows(frame, scope, value, name, frame.hk, self.n0, head.size, head.padded, frame.skv)
+
+    def _flush(self, scope: Scope, number: int, value: SSAValue) -> None:
+        frame, region = self.frame, self.op.element.block
+        program = frame.program()
+        nothing = program.argument(Bound(frame.take("scale")), "unused")
+        # The place depends on no query: any index stands for q.
+        b, h = frame.heads(program)
+        kv = program.index(Bound(self.kv_index, (0,)), "kv")
+        target = places_of(
+            frame, scope, region, program, [nothing, nothing, b, h, h, kv, *[nothing] * len(self.vectors)], number
+        )
+        flush(frame, scope, target, Bound(value, (0,)), frame.shape)

@@ -1,0 +1,214 @@
+"""Scalar programs over a tile: user regions inlined one after the other, before they become maps.
+
+A program is one straight-line block of scalar ops. Its arguments are bound to kernel values that
+have some axes of the tile; everything else follows from them. `attn.load` has become a
+guarded `tile.gather`, masks have become selects: only arith, math, `tile.gather` and
+`attn.row_reduce` remain, for `partition` to turn into maps and reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr, f32, i1, i32, i64
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+
+from attn_engine.dialects import attn, tile
+
+IDENTITY = {
+    attn.ReduceKind.SUM: 0.0,
+    attn.ReduceKind.COUNT: 0.0,
+    attn.ReduceKind.MAX: float("-inf"),
+    attn.ReduceKind.MIN: float("inf"),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A kernel value and the axes of the tile that it has: () for a scalar or a global."""
+
+    value: SSAValue
+    axes: tuple[int, ...] = ()
+
+
+class Capture(Protocol):
+    """A captured tensor inside a kernel: its global and the sizes of its dimensions (i32)."""
+
+    @property
+    def source(self) -> SSAValue: ...
+
+    @property
+    def sizes(self) -> Sequence[SSAValue]: ...
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One `attn.accumulate_grad` of a program: a value for one place in a capture's gradient, if `inside`."""
+
+    value: SSAValue
+    capture: int
+    places: tuple[SSAValue, ...]
+    inside: SSAValue | None
+
+
+@dataclass
+class Program:
+    """A straight-line scalar block over a tile.
+
+    `visible`, if set, is the program's i1 for 'this key is in the row'; `counted` for 'this element is part
+    of the attention at all', which contributions to gradients need besides.
+    """
+
+    captures: Sequence[Capture] = ()
+    block: Block = field(default_factory=Block)
+    bound: dict[SSAValue, Bound] = field(default_factory=dict[SSAValue, Bound])
+    contributions: list[Contribution] = field(default_factory=list[Contribution])
+    visible: SSAValue | None = None
+    counted: SSAValue | None = None
+    _direct: set[SSAValue] = field(default_factory=set[SSAValue])
+    _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+
+    def argument(self, bound: Bound, hint: str, scalar_type: Attribute | None = None) -> SSAValue:
+        """Binds a kernel value; inside the program it is one element of it."""
+        is_global = isinstance(bound.value.type, tile.GlobalType)
+        type_ = scalar_type or (bound.value.type if is_global else tile.element_of(bound.value))
+        arg = self.block.insert_arg(type_, len(self.block.args))
+        arg.name_hint = hint
+        self.bound[arg] = bound
+        return arg
+
+    def index(self, bound: Bound, hint: str) -> SSAValue:
+        """Binds an i32 index that is known to be >= 0, as the i64 that regions take."""
+        wide = self.add(arith.ExtSIOp(self.argument(bound, hint), i64), hint)
+        self._direct.add(wide)
+        return wide
+
+    def add(self, op: Operation, hint: str | None = None) -> SSAValue:
+        self.block.add_op(op)
+        result = op.results[0]
+        if hint:
+            result.name_hint = hint
+        return result
+
+    def real(self, number: float) -> SSAValue:
+        return self.add(arith.ConstantOp(FloatAttr(number, f32)), "c")
+
+    def axes(self, value: SSAValue) -> frozenset[int]:
+        """The tile axes that a value of the program depends on."""
+        if value in self.bound:
+            return frozenset(self.bound[value].axes)
+        assert isinstance(value.owner, Operation)
+        return frozenset(a for o in value.owner.operands for a in self.axes(o))
+
+    def where_visible(self, value: SSAValue, otherwise: float = 0.0) -> SSAValue:
+        if self.visible is None:
+            return value
+        return self.add(arith.SelectOp(self.visible, value, self.real(otherwise)), value.name_hint)
+
+    def inline(self, block: Block, arguments: Sequence[SSAValue]) -> Operation:
+        """Appends a region's ops with its leading arguments replaced; the capture arguments follow by position.
+
+        Returns the terminator's clone outside the block: its operands are the region's results here.
+        """
+        mapping: dict[SSAValue, SSAValue] = dict(zip(block.args, arguments, strict=False))
+        capture_args = block.args[len(arguments) :]
+        captures = {arg: n for n, arg in enumerate(capture_args)}
+        for op in block.ops:
+            if op is block.last_op:
+                return op.clone(value_mapper=_with_captures(mapping, capture_args))
+            if isinstance(op, attn.LoadOp):
+                capture = self.captures[captures[_as_argument(op.source)]]
+                mapping[op.result] = self._load(op, capture, [mapping[i] for i in op.indices])
+            elif isinstance(op, attn.AccumulateGradOp):
+                n = captures[_as_argument(op.capture)]
+                self._contribute(mapping[op.value], n, [mapping[i] for i in op.indices])
+            elif isinstance(op, attn.RowReduceOp):
+                mapping[op.result] = self._reduce(op, mapping[op.value])
+            elif isinstance(op, arith.TruncIOp) and (source := _widened(mapping[op.input], op.result.type)) is not None:
+                mapping[op.result] = source
+            else:
+                clone = op.clone(value_mapper=mapping)
+                self.block.add_op(clone)
+                for old, new in zip(op.results, clone.results, strict=True):
+                    mapping[old] = new
+                    new.name_hint = old.name_hint
+        raise AssertionError("a region ends in a terminator")
+
+    def _reduce(self, op: attn.RowReduceOp, value: SSAValue) -> SSAValue:
+        kind = op.kind.data
+        if kind is attn.ReduceKind.COUNT:
+            kind, value = attn.ReduceKind.SUM, self.real(1.0)
+        value = self.where_visible(value, IDENTITY[kind])
+        return self.add(attn.RowReduceOp(kind, value, op.ties.data if op.ties else None), op.result.name_hint)
+
+    def _global(self, source: SSAValue) -> SSAValue:
+        if source not in self._globals:
+            self._globals[source] = self.argument(Bound(source), source.name_hint or "capture")
+        return self._globals[source]
+
+    def _contribute(self, value: SSAValue, capture: int, indices: list[SSAValue]) -> None:
+        value = self.where_visible(value)
+        if self.counted is not None:
+            value = self.add(arith.SelectOp(self.counted, value, self.real(0.0)), "d")
+        places, inside = self._places(self.captures[capture], indices)
+        self.contributions.append(Contribution(value, capture, tuple(places), inside))
+
+    def _places(self, capture: Capture, indices: list[SSAValue]) -> tuple[list[SSAValue], SSAValue | None]:
+        """Python's negative indices, and a guard on every axis: nothing outside the capture is ever touched."""
+        guard: SSAValue | None = None
+        places: list[SSAValue] = []
+        for index, size in zip(indices, capture.sizes, strict=True):
+            limit = self.add(arith.ExtSIOp(self._global(size), i64), "size")
+            place, inside = self._place(index, limit)
+            places.append(place)
+            guard = inside if guard is None else self.add(arith.AndIOp(guard, inside), "inside")
+        return places, guard
+
+    def _load(self, op: attn.LoadOp, capture: Capture, indices: list[SSAValue]) -> SSAValue:
+        places, guard = self._places(capture, indices)
+        hint = op.result.name_hint or "loaded"
+        raw = self.add(tile.GatherOp(self._global(capture.source), places, guard), hint)
+        return self._promote(raw, op.result.type, hint)
+
+    def _place(self, index: SSAValue, limit: SSAValue) -> tuple[SSAValue, SSAValue]:
+        if index in self._direct:
+            return index, self.add(arith.CmpiOp(index, limit, "slt"), "inside")
+        zero = self.add(arith.ConstantOp.from_int_and_width(0, 64), "zero")
+        negative = self.add(arith.CmpiOp(index, zero, "slt"), "negative")
+        wrapped = self.add(arith.AddiOp(index, limit), "wrapped")
+        place = self.add(arith.SelectOp(negative, wrapped, index), "place")
+        low = self.add(arith.CmpiOp(place, zero, "sge"), "inside")
+        high = self.add(arith.CmpiOp(place, limit, "slt"), "inside")
+        return place, self.add(arith.AndIOp(low, high), "inside")
+
+    def _promote(self, raw: SSAValue, to: Attribute, hint: str) -> SSAValue:
+        """A narrow float as f32, an integer as i64, a byte of a bool tensor as i1."""
+        if raw.type == to:
+            return raw
+        if to == f32:
+            op = arith.ExtFOp if raw.type.bitwidth < 32 else arith.TruncFOp  # type: ignore[union-attr]
+            return self.add(op(raw, f32), hint)
+        if to == i64:
+            return self.add(arith.ExtSIOp(raw, i64), hint)
+        assert to == i1
+        return self.add(arith.TruncIOp(raw, i1), hint)
+
+
+def _as_argument(value: SSAValue) -> BlockArgument:
+    assert isinstance(value, BlockArgument), "captures are block arguments of their region"
+    return value
+
+
+def _with_captures(mapping: dict[SSAValue, SSAValue], captures: Sequence[SSAValue]) -> dict[SSAValue, SSAValue]:
+    return {**mapping, **{c: c for c in captures}}
+
+
+def _widened(value: SSAValue, narrow: Attribute) -> SSAValue | None:
+    """The i32 that was sign-extended to `value`, if `narrow` asks for it back."""
+    owner = value.owner
+    if isinstance(owner, arith.ExtSIOp) and owner.input.type == narrow == i32:
+        return owner.input
+    return None

@@ -1,0 +1,152 @@
+"""The dq kernel: a block of queries, loops over blocks of keys; with it the capture gradients that queries own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f32
+from xdsl.ir import Region, SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.forward import store_rows
+from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
+from attn_engine.passes.lowering.gradients import flush, places_of, summed, target_of
+from attn_engine.passes.lowering.kernel import Head, Kernel
+from attn_engine.passes.lowering.partition import Partition
+from attn_engine.passes.lowering.program import Bound, Program
+from attn_engine.passes.lowering.ranges import over, spans
+from attn_engine.passes.lowering.row_vectors import scaled_product
+from attn_engine.passes.lowering.scope import Scope
+
+
+@dataclass
+class QueryGradients:
+    """`carried` are the contributions summed over the keys in registers, `scattered` those added element by element."""
+
+    op: attn.BackwardOp
+    operands: Operands
+    kernel: Kernel
+    vectors: list[SSAValue]
+    carried: list[int]
+    scattered: list[int]
+
+    def build(self, blocks: SSAValue) -> None:
+        kernel, scope, operands = self.kernel, self.kernel.scope, self.operands
+        i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
+        m = kernel.blocks.m
+        if present(self.op.blocks) is not None:
+            last = scope.minus(kernel.take(blocks), 1, "last")
+            i = scope.value(scope.minus(last, i, "i"))
+        hk = scope.add(arith.DivSIOp(h, kernel.take(operands.group)), "hk").result
+        self.frame = frame = Frame(operands, kernel, 0, b, h, hk)
+        q0 = scope.value(scope.times(i, m, "q0"))
+        self.q_index = scope.add(tile.RangeOp(q0, m), "rows").result
+        q = frame.rows(scope, "q", h, q0, m, operands.qk, frame.sq)
+        self.q = frame.modified(scope, q, self.op.query_mod, h, q0, frame.sq, operands.qk)
+        self.d_o = frame.rows(scope, "d_o", h, q0, m, operands.vo, frame.sq)
+        self.rows = [frame.vector(scope, kernel.take(v), q0, m, frame.sq, v.name_hint or "row") for v in self.vectors]
+        runs = list(spans(frame, scope, (q0, m), kernel.blocks.n, transposed=False))
+        carried = [scope.splat([m], 0.0, "d") for _ in self.carried]
+        if self.op.dq is not None:
+            carried.append(scope.splat([m, operands.qk.tile], 0.0, "dq"))
+        final = over(scope, runs, kernel.blocks.n, carried, "n0", self._block)
+        if self.op.dq is not None:
+            self._store(scope, final[-1], q, q0)
+        for number, value in zip(self.carried, final, strict=False):
+            self._flush(scope, number, value)
+
+    def _block(self, scope: Scope, n0: SSAValue, masked: bool, inside: list[SSAValue]) -> list[SSAValue]:
+        frame, operands, op, n = self.frame, self.operands, self.op, self.kernel.blocks.n
+        limit = frame.skv if masked else None
+        k = frame.rows(scope, "k", frame.hk, n0, n, operands.qk, limit)
+        k = frame.modified(scope, k, op.key_mod, frame.hk, n0, frame.skv, operands.qk)
+        v = frame.rows(scope, "v", frame.hk, n0, n, operands.vo, limit)
+        v = frame.modified(scope, v, op.value_mod, frame.hk, n0, frame.skv, operands.vo)
+        x, dp = frame.product(scope, self.q, k, "x"), frame.product(scope, self.d_o, v, "dp")
+        program = frame.program()
+        cols = scope.add(tile.RangeOp(n0, n), "cols").result
+        index = frame.place(program, self.q_index, cols)
+        if masked:
+            frame.see(program, index, [(index[3], frame.skv)])
+        _, dx = element(frame, program, op, x, dp, index, self.rows)
+        wanted = [
+            program.add(
+                arith.AddfOp(program.argument(Bound(old, (0,)), "d"), summed(program, program.contributions[c])), "d"
+            )
+            for c, old in zip(self.carried, inside, strict=False)
+        ]
+        if op.dq is not None:
+            wanted.append(cast(program, dx, operands.element))
+        wanted += [program.contributions[c].value for c in self.scattered]
+        found = frame.run(program, scope, wanted)
+        for c, value in zip(self.scattered, found[len(found) - len(self.scattered) :], strict=True):
+            flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
+        new = [spread(scope, f, frame.shape, (0,)) for f in found[: len(self.carried)]]
+        if op.dq is not None:
+            ds = spread(scope, found[len(self.carried)], frame.shape)
+            new.append(frame.dot(scope, ds, k, inside[-1], "dq"))
+        return new
+
+    def _store(self, scope: Scope, acc: SSAValue, q: SSAValue, q0: SSAValue) -> None:
+        frame, head = self.frame, self.operands.qk
+        dq = operand_gradient(frame, scope, acc, q, self.op.query_vjp, frame.h, q0, head, frame.take("scale"))
+        store_rows(frame, scope, dq, "dq", frame.h, q0, head.size, head.padded, frame.sq)
+
+    def _flush(self, scope: Scope, number: int, value: SSAValue) -> None:
+        frame, region = self.frame, self.op.element.block
+        program = frame.program()
+        nothing = program.argument(Bound(frame.take("scale")), "unused")
+        # The place depends on no key: any index stands for kv.
+        index = [*frame.place(program, self.q_index, None), program.index(Bound(frame.h), "kv")]
+        target = places_of(
+            frame, scope, region, program, [nothing, nothing, *index, *[nothing] * len(self.vectors)], number
+        )
+        flush(frame, scope, target, Bound(value, (0,)), frame.shape)
+
+
+def element(
+    frame: Frame,
+    program: Program,
+    op: attn.BackwardOp,
+    x: SSAValue,
+    dp: SSAValue,
+    index: list[SSAValue],
+    rows: list[SSAValue],
+) -> tuple[SSAValue, SSAValue]:
+    """(p, dx) of the element region, 0 where masked; contributions are left in the program."""
+    scaled = scaled_product(program, Bound(x, (0, 1)), frame.take("scale"))
+    gradient = program.argument(Bound(dp, (0, 1)), "dp")
+    vectors = [program.argument(Bound(r, (frame.q_axis,)), r.name_hint or "row") for r in rows]
+    q, kv = index[2], index[3]
+    counted = program.add(arith.CmpiOp(q, program.index(Bound(frame.sq), "sq"), "slt"), "counted")
+    in_range = program.add(arith.CmpiOp(kv, program.index(Bound(frame.skv), "skv"), "slt"), "counted")
+    program.counted = program.add(arith.AndIOp(counted, in_range), "counted")
+    end = program.inline(op.element.block, [scaled, gradient, *index, *vectors])
+    p, dx = end.operands
+    return program.where_visible(p), program.where_visible(dx)
+
+
+def operand_gradient(
+    frame: Frame,
+    scope: Scope,
+    acc: SSAValue,
+    loaded: SSAValue,
+    vjp: Region | None,
+    h: SSAValue,
+    row0: SSAValue,
+    head: Head,
+    factor: SSAValue | None,
+) -> SSAValue:
+    """factor * acc in the operands' type, carried through the derivative of the operand's mod."""
+    program, shape = frame.program(), tile.shape_of(acc)
+    value = program.argument(Bound(acc, (0, 1)), "g")
+    if factor is not None:
+        value = program.add(arith.MulfOp(value, program.argument(Bound(factor), "scale")), "g")
+    block = present(vjp)
+    if block is not None:
+        x = cast(program, program.argument(Bound(loaded, (0, 1)), "x"), f32)
+        index = frame.channel_index(program, scope, h, row0, shape[0], head)
+        value = program.inline(block, [value, x, *index]).operands[0]
+    result = cast(program, value, frame.operands.element)
+    return spread(scope, Partition(program, scope, shape, -1).run([result])[0], shape)

@@ -1,0 +1,73 @@
+"""Loops over blocks of keys (or queries): which blocks, and which of them need the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from attn_engine.passes.lowering.frame import Frame, present
+from attn_engine.passes.lowering.kernel import close, loop
+from attn_engine.passes.lowering.program import Bound
+from attn_engine.passes.lowering.scope import Index, Scope
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of blocks [lo, hi), both multiples of the block size; `masked` if the mask must be evaluated there."""
+
+    lo: Index
+    hi: Index
+    masked: bool
+
+
+def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, transposed: bool) -> Iterator[Span]:
+    """The blocks that a block of rows meets.
+
+    `window` is the first row and the number of rows of this program's block. With `transposed` the rows are
+    keys and the blocks are of queries. Ranges come from the op's `blocks` (`blocks_t`) region; without a mask, all.
+    """
+    op = frame.operands.op
+    start, count = window
+    own, other = (frame.skv, frame.sq) if transposed else (frame.sq, frame.skv)
+    region = present(op.blocks_t if transposed else op.blocks)
+    if region is None:
+        masked = present(op.mask) is not None
+        ranges: list[tuple[Index, Index, Index, Index]] = [(0, 0, 0 if masked else other, other)]
+    else:
+        end = scope.smaller(scope.plus(start, count), own, "end")
+        program = frame.program()
+        index = [program.index(Bound(scope.value(i)), n) for i, n in ((start, "lo"), (end, "hi"))]
+        index += [*frame.heads(program), program.index(Bound(frame.sq), "sq"), program.index(Bound(frame.skv), "skv")]
+        found = frame.run(program, scope, program.inline(region, index).operands)
+        values = [scope.narrow(f.value, f.value.name_hint or "i") for f in found]
+        ranges = [tuple(values[i : i + 4]) for i in range(0, len(values), 4)]  # type: ignore[misc]
+    done: Index = 0
+    for visible_lo, full_lo, full_hi, visible_hi in ranges:
+        lo = scope.larger(scope.round_down(visible_lo, size, "lo"), done, "lo")
+        hi = scope.larger(scope.round_up(visible_hi, size, "hi"), lo, "hi")
+        full_from = scope.larger(scope.round_up(full_lo, size, "full_lo"), lo, "full_lo")
+        full_to = scope.smaller(scope.round_down(full_hi, size, "full_hi"), hi, "full_hi")
+        # Without a full block the first two runs are empty and the third is everything.
+        first = scope.choose_less(full_from, full_to, full_from, lo, "full_lo")
+        second = scope.choose_less(full_from, full_to, full_to, lo, "full_hi")
+        for span in (Span(lo, first, True), Span(first, second, False), Span(second, hi, True)):
+            if span.lo is not span.hi and not (isinstance(span.lo, int) and span.lo == span.hi):
+                yield span
+        done = hi
+
+
+Body = Callable[[Scope, SSAValue, bool, list[SSAValue]], Sequence[SSAValue]]
+
+
+def over(
+    scope: Scope, runs: Sequence[Span], size: int, carried: Sequence[SSAValue], hint: str, body: Body
+) -> list[SSAValue]:
+    """One scf.for per span, the carried values passed from each to the next; `body` returns their new values."""
+    values = list(carried)
+    for span in runs:
+        op, inner, start, inside = loop(scope, span.lo, span.hi, size, values, hint)
+        close(inner, body(inner, start, span.masked, inside))
+        values = list(op.results)
+    return values
