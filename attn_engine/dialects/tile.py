@@ -25,11 +25,11 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
+from xdsl.dialects.utils import EnumAttribute
 from xdsl.ir import (
     Attribute,
     Block,
     Dialect,
-    EnumAttribute,
     Operation,
     ParametrizedAttribute,
     Region,
@@ -340,9 +340,9 @@ def _check_access(op: LoadOp | StoreOp | AtomicAddOp, memory: SSAValue, value: A
     bounded = op.bounded.get_values()
     if len(bounded) != len(op.limits) or any(not 0 <= d < len(dims) for d in bounded):
         raise VerifyException(f"bounded {list(bounded)} needs one limit each, naming axes of the tile")
-    for operand in (*op.indices, *op.limits):
-        if operand.type not in INDEX:
-            raise VerifyException(f"indices and limits are i32 or i64, got {operand.type}")
+    types = {operand.type for operand in (*op.indices, *op.limits)}
+    if len(types) > 1 or not types <= set(INDEX):
+        raise VerifyException(f"indices and limits are all i32 or all i64, got {', '.join(sorted(map(str, types)))}")
     if not isinstance(op, AtomicAddOp) and element_of(value) != memory.type.element_type:
         raise VerifyException(f"{value} does not match the elements of {memory.type}")
 
@@ -389,12 +389,12 @@ class LoadOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser):
-        source = parser.parse_operand()
+        source = parser.parse_unresolved_operand()
         indices, dims, limits = _parse_access(parser)
         parser.parse_punctuation(":")
-        parser.parse_type()
+        memory = parser.resolve_operand(source, parser.parse_type())
         parser.parse_punctuation("->")
-        return cls(source, indices, dims, parser.parse_type(), limits)
+        return cls(memory, indices, dims, parser.parse_type(), limits)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -433,15 +433,14 @@ class _Write(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser):
-        value = parser.parse_operand()
+        value = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
-        target = parser.parse_operand()
+        target = parser.parse_unresolved_operand()
         indices, dims, limits = _parse_access(parser)
         parser.parse_punctuation(":")
-        parser.parse_type()
+        tensor = parser.resolve_operand(value, parser.parse_type())
         parser.parse_punctuation(",")
-        parser.parse_type()
-        return cls(value, target, indices, dims, limits)
+        return cls(tensor, parser.resolve_operand(target, parser.parse_type()), indices, dims, limits)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -482,14 +481,23 @@ class AtomicAddOp(_Write):
 
 
 def _parse_access(parser: Parser):
-    indices = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_operand)
+    """`[%i, %j]`, or `[%i, %j : i64]` where indices and limits are i64; then dims, then limits."""
+    with parser.in_square_brackets():
+        unresolved = (
+            parser.parse_optional_undelimited_comma_separated_list(
+                parser.parse_optional_unresolved_operand, parser.parse_unresolved_operand
+            )
+            or []
+        )
+        type_ = parser.parse_type() if parser.parse_optional_punctuation(":") else i32
+    indices = [parser.resolve_operand(i, type_) for i in unresolved]
     parser.parse_keyword("dims")
     dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
     limits: dict[int, SSAValue] = {}
     if parser.parse_optional_keyword("bounded"):
         axes = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
         parser.parse_keyword("limits")
-        values = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_operand)
+        values = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: parser.parse_operand(type_))
         limits = dict(zip(axes, values, strict=True))
     return indices, dims, limits
 
@@ -497,6 +505,9 @@ def _parse_access(parser: Parser):
 def _print_access(printer: Printer, op: LoadOp | _Write) -> None:
     with printer.in_square_brackets():
         printer.print_list(op.indices, printer.print_operand)
+        if op.indices and op.indices[0].type != i32:
+            printer.print_string(" : ")
+            printer.print_attribute(op.indices[0].type)
     printer.print_string(f" dims [{', '.join(map(str, op.dims.get_values()))}]")
     if op.limits:
         printer.print_string(f" bounded [{', '.join(map(str, op.bounded.get_values()))}] limits")
@@ -657,14 +668,15 @@ class MapOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser):
-        inputs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_operand)
+        unresolved = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
         parser.parse_keyword("axes")
         axes = parser.parse_comma_separated_list(
             parser.Delimiter.SQUARE,
             lambda: parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer),
         )
         parser.parse_punctuation(":")
-        parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
+        types = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
+        inputs = parser.resolve_operands(unresolved, types, parser.pos)
         parser.parse_punctuation("->")
         results = parser.parse_optional_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
         return cls(inputs, axes, results if results is not None else [parser.parse_type()], parser.parse_region())
