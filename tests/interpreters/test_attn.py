@@ -82,14 +82,14 @@ def test_equals_plain_torch_with_every_gradient(row, score_mod, mask):
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", ["normal", "large", "low"])
-def test_everything_is_finite_on_hard_inputs(row, mask, kind):
-    for shape in SHAPES:
-        for score_mod in (None, "alibi"):
+def test_everything_is_finite_on_hard_inputs(row, mask):
+    for score_mod, kind in ((None, "large"), ("alibi", "low"), ("softcap", "large")):
+        module = attention_module(row, score_mod, mask)
+        for shape in SHAPES:
             q, k, v = (x.requires_grad_() for x in random_inputs(**shape, kind=kind))
             captures = captures_for(q, k, row, score_mod, mask)
             leaves = [q, k, v, *(c.requires_grad_() for c in captures if c.is_floating_point())]
-            o, *rows = run_attention(attention_module(row, score_mod, mask), q, k, v, SCALE, captures)
+            o, *rows = run_attention(module, q, k, v, SCALE, captures)
             assert torch.isfinite(o).all()
             assert all((torch.isfinite(r) | (r == float("-inf"))).all() for r in rows)
             loss = o.square().sum() + sum(r[torch.isfinite(r)].sum() for r in rows)
