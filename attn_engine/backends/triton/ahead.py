@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from attn_engine.arch import Arch, Vendor
 from attn_engine.backends.triton.build import load
 
+_TRITON: Any = triton
 _ALIGNED = 16
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -53,7 +54,7 @@ def compile_ahead(
     module = load(source)
     facts = module.KERNELS[kernel]
     target = GPUTarget("cuda" if arch.vendor is Vendor.NVIDIA else "hip", _target_name(arch), arch.warp_size)
-    compiled: Any = triton.compile(
+    compiled: Any = _TRITON.compile(
         _ast_source(getattr(module, kernel), facts["signature"], contiguous),
         target=target,
         options={**facts["options"], **(options or {})},

@@ -12,13 +12,15 @@ from attn_engine.backends.triton.printer import KernelPrinter, along, shape_text
 from attn_engine.dialects import tile
 
 
-def _place(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, memory: SSAValue, shape: Sequence[int]) -> tuple[str, str]:
+def _place(
+    printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, memory: SSAValue, shape: Sequence[int]
+) -> tuple[str, str]:
     """Prints the pointers and the mask of an access; returns the expressions that name them.
 
     The tile's own offsets are kept apart from its origin: in a loop they are invariant.
     """
     stem = printer.reserve(op)
-    base, dims = printer.text(memory), op.dims.get_values()
+    base, dims = printer.text(memory), tile.ints_of(op.dims)
     strides = printer.strides[base]
     terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(op.indices, strides, strict=True)]
     origin = printer.names.fresh(f"{stem}_origin")
@@ -28,11 +30,13 @@ def _place(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicA
     return " + ".join([origin, *steps]), _mask(printer, op, stem, shape)
 
 
-def _mask(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, stem: str, shape: Sequence[int]) -> str:
+def _mask(
+    printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, stem: str, shape: Sequence[int]
+) -> str:
     """The name of the mask, or nothing where the access is not bounded."""
     conditions: list[str] = []
-    dims = op.dims.get_values()
-    for axis, limit in zip(op.bounded.get_values(), op.limits, strict=True):
+    dims = tile.ints_of(op.dims)
+    for axis, limit in zip(tile.ints_of(op.bounded), op.limits, strict=True):
         index = printer.names.fresh(f"{stem}_index")
         printer.writer.line(f"{index} = {printer.text(op.indices[dims[axis]])} + tl.arange(0, {shape[axis]})")
         inside = f"(({index} >= 0) & ({index} < {printer.text(limit)}))"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.utils.hints import isa
 
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.triton import types
@@ -89,5 +90,5 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def cast_names(source: Attribute, target: Attribute) -> dict[str, str]:
     """What the spelling of a scalar op may ask for: its result type, and its operand type as unsigned."""
-    is_integer = isinstance(source, IntegerType) and source.width.data > 1
+    is_integer = isa(source, IntegerType) and source != i1
     return {"type": types.dtype(target), "unsigned": types.unsigned(source) if is_integer else ""}

@@ -1,0 +1,14 @@
+"""The manifest of the Triton backend: value level, NVIDIA and AMD."""
+
+from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.triton.build import build, check
+from attn_engine.backends.triton.emit import emit
+
+BACKEND = Backend(
+    name="triton",
+    level=Level.VALUE,
+    pipeline=('tile-expand-math{keep="math.erf"}', "triton-pass-sizes"),
+    emit=emit,
+    build=build,
+    check=check,
+)
