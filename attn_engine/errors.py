@@ -18,3 +18,108 @@ class UnsupportedOpError(AttnEngineError):
 
 class BackendError(AttnEngineError):
     """A backend's manifest is malformed, its name unknown, or its compiler absent."""
+
+
+class UnsupportedTileShapeError(AttnEngineError):
+    """A backend cannot hold a tile of this shape."""
+
+    def __init__(self, op: str, shape: str, backend: str):
+        super().__init__(
+            f"backend '{backend}' cannot hold the {shape} of '{op}': every size must be a power of two;"
+            " choose block sizes that are, and pad channels with a limit"
+        )
+
+
+class ScheduleError(AttnEngineError):
+    """A schedule does not fit the device, the head sizes or the dtype."""
+
+
+class InterpreterError(AttnEngineError):
+    """Triton's interpreter cannot run this text faithfully."""
+
+
+class TraceError(AttnEngineError):
+    """A user function does what cannot be traced: what it does, the line it stands on, what to write instead."""
+
+    def __init__(self, problem: str, fix: str, where: str):
+        super().__init__(f"{problem}\n{where}\n{fix}")
+        self.problem, self.fix, self.where = problem, fix, where
+
+
+class ControlFlowError(TraceError):
+    """`if`, `while`, `and`, `or`, `not`, `in` or `bool()` on a traced value."""
+
+
+class LoopError(TraceError):
+    """A loop whose length or elements are traced values."""
+
+
+class ConcreteValueError(TraceError):
+    """A traced value where Python needs a number now: `float(x)`, `int(x)`, `math.exp(x)`, `values[x]`."""
+
+
+class UnsupportedFunctionError(TraceError):
+    """A torch function, method or attribute that tracing does not know."""
+
+
+class OperandError(TraceError):
+    """An operand of a type that an operation does not take."""
+
+
+class InPlaceWriteError(TraceError):
+    """A write into a traced value or, at a traced index, into a tensor."""
+
+
+class ReductionError(TraceError):
+    """A reduction where there is no row to reduce, or over something that is no element of the row."""
+
+
+class IntegerOverflowError(TraceError):
+    """An integer constant beyond 64 bits."""
+
+
+class CaptureIndexError(TraceError):
+    """A captured tensor used whole, indexed in part, or by something that is no integer."""
+
+
+class CaptureTypeError(TraceError):
+    """A captured tensor of a dtype that kernels cannot read."""
+
+
+class LeakedValueError(TraceError):
+    """A traced value used outside of the call that it was made in."""
+
+
+class ReturnValueError(TraceError):
+    """A user function returns None or something of the wrong type."""
+
+
+class SignatureError(TraceError):
+    """A user function with the wrong number of parameters."""
+
+
+class OnlineFuncError(TraceError):
+    """An OnlineFunc that does not keep its contract."""
+
+
+class CustomInputError(TraceError):
+    """A named input that was not declared, not given, or declared with unknown dimensions."""
+
+
+class LseError(TraceError):
+    """return_lse for a row function that is no softmax."""
+
+
+class PrecedenceWarning(UserWarning):
+    """`a & b == c` parses as `(a & b) == c`, which is rarely meant."""
+
+
+class UnsupportedGradientError(AttnEngineError):
+    """A gradient was asked for through something that has none here."""
+
+    def __init__(self, what: str):
+        super().__init__(
+            f"no gradient through {what}; detach it, write it with differentiable arithmetic, or pass the "
+            "tensors that it reads without requires_grad"
+        )
+        self.what = what

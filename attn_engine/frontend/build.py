@@ -1,0 +1,310 @@
+"""From a definition to a module with `func.func @attention` in the attn dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from xdsl.dialects import func, math
+from xdsl.dialects.builtin import DYNAMIC_INDEX, ModuleOp, TensorType, f32, i1, i64
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from attn_engine import library
+from attn_engine.dialects import attn
+from attn_engine.errors import LseError, ReturnValueError
+from attn_engine.frontend.custom_io import CustomInputs, check_custom
+from attn_engine.frontend.definition import Definition, UserFunction
+from attn_engine.frontend.identity import reachable_tensors
+from attn_engine.frontend.online_func import FOLDING_FUNCTIONS, OnlineFunc, trace_online_func
+from attn_engine.frontend.reductions import ROW_FUNCTIONS, SCALAR_FUNCTIONS
+from attn_engine.frontend.region import Level, RegionTrace
+from attn_engine.frontend.softmax_like import is_softmax_like
+from attn_engine.frontend.source import refuse
+from attn_engine.frontend.symbols import Symbol
+from attn_engine.frontend.trace import ELEMENT_TYPES, Tracer, as_operand, choose_arity
+
+Arguments: TypeAlias = Sequence[tuple[str, Attribute]]
+
+INDICES: Arguments = (("b", i64), ("h", i64), ("q_idx", i64), ("kv_idx", i64))
+SCORE: Arguments = (("score", f32), *INDICES)
+ROW: Arguments = (("s", f32), *INDICES)
+ELEMENT: Arguments = (("x", f32), ("b", i64), ("h", i64), ("pos", i64), ("channel", i64))
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A traced definition: the module, and the tensors it reads in the order of its operands.
+
+    `positions` say for each capture where `rebind` finds it: a number is its place among the tensors
+    that the definition reaches, a name is a custom input, None is nowhere.
+    """
+
+    module: ModuleOp
+    captures: list[torch.Tensor]
+    capture_names: list[str]
+    has_lse: bool
+    final_rowscales: tuple[str, ...]
+    positions: tuple[int | str | None, ...]
+    reads_values: bool
+
+
+def build(
+    definition: Definition,
+    *,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    return_lse: bool = False,
+    custom: Mapping[str, torch.Tensor] | None = None,
+) -> Traced:
+    """Trace a definition for tensors of one dtype and head dims."""
+    custom = custom or {}
+    check_custom(definition.custom_io, custom)
+    tensors, names, complete = reachable_tensors(definition)
+    known = {id(t): n for t, n in zip(reversed(tensors), reversed(names), strict=True)}
+    tracer = Tracer(known | {id(t): name for name, t in custom.items()})
+    regions, final = _trace_all(definition, tracer, custom, return_lse)
+    used = _drop_unread_captures(tracer, regions)
+    originals = [tracer.captures[i].original for i in used]
+    return Traced(
+        module=_module(
+            [tracer.captures[i] for i in used], regions, ELEMENT_TYPES[dtype], head_dim, head_dim_v, return_lse
+        ),
+        captures=[tracer.captures[i].tensor for i in used],
+        capture_names=[tracer.captures[i].name for i in used],
+        has_lse=return_lse,
+        final_rowscales=final,
+        positions=tuple(_position(t, tensors if complete else [], custom) for t in originals),
+        reads_values=tracer.reads_values,
+    )
+
+
+def rebind(
+    definition: Definition, traced: Traced, custom: Mapping[str, torch.Tensor] | None = None
+) -> list[torch.Tensor] | None:
+    """The tensors that a definition with the same key reads now, in operand order.
+
+    None where one cannot be located, or where the trace looked at values: then trace again.
+    """
+    if traced.reads_values or None in traced.positions:
+        return None
+    needs_walk = any(isinstance(position, int) for position in traced.positions)
+    tensors = reachable_tensors(definition)[0] if needs_walk else []
+    found: list[torch.Tensor] = []
+    for position in traced.positions:
+        if isinstance(position, str):
+            if custom is None or position not in custom:
+                return None
+            found.append(as_operand(custom[position]))
+        elif position is None or position >= len(tensors):
+            return None
+        else:
+            found.append(as_operand(tensors[position]))
+    return found
+
+
+def _position(
+    tensor: torch.Tensor, tensors: Sequence[torch.Tensor], custom: Mapping[str, torch.Tensor]
+) -> int | str | None:
+    for name, given in custom.items():
+        if given is tensor:
+            return name
+    return next((i for i, reached in enumerate(tensors) if reached is tensor), None)
+
+
+# Tracing
+def _trace_all(
+    definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor], return_lse: bool
+) -> tuple[dict[str, RegionTrace], tuple[str, ...]]:
+    regions: dict[str, RegionTrace] = {}
+    if definition.score_mod is not None:
+        regions["score_mod"] = _trace_score(definition.score_mod, definition, tracer, custom)
+    if definition.mask_mod is not None:
+        regions["mask"] = _trace_mask(definition.mask_mod, definition, tracer, custom)
+    regions["row"], final = _trace_row(definition.row or library.softmax, tracer, return_lse)
+    for name in ("query_mod", "key_mod", "value_mod"):
+        function = getattr(definition, name)
+        if function is not None:
+            regions[name] = _trace_element(name, function, tracer)
+    return regions, final
+
+
+def _trace_score(
+    function: UserFunction, definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor]
+) -> RegionTrace:
+    arity = choose_arity(
+        function,
+        "score_mod",
+        (5, 6),
+        "score_mod(score, b, h, q_idx, kv_idx) or score_mod(score, inputs, b, h, q_idx, kv_idx)",
+    )
+
+    def call(region: RegionTrace) -> None:
+        score, *indices = region.arguments
+        inputs = [CustomInputs(region, definition.custom_io, custom)] if arity == 6 else []
+        region.finish(_number(region, function, function(score, *inputs, *indices)).value)
+
+    return tracer.run("score_mod", SCORE, SCALAR_FUNCTIONS, call)
+
+
+def _trace_mask(
+    function: UserFunction, definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor]
+) -> RegionTrace:
+    arity = choose_arity(function, "mask_mod", (4, 5), "mask_mod(b, h, q_idx, kv_idx)")
+
+    def call(region: RegionTrace) -> None:
+        inputs = [CustomInputs(region, definition.custom_io, custom)] if arity == 5 else []
+        result = _returned(region, function, function(*inputs, *region.arguments))
+        if result.type != i1:
+            refuse(
+                ReturnValueError,
+                f"mask_mod returns {result.type}, not a condition",
+                "return a comparison such as q_idx >= kv_idx; for a table of integers, table[q_idx, kv_idx] != 0",
+                function,
+            )
+        region.finish(result.value)
+
+    return tracer.run("mask_mod", INDICES, SCALAR_FUNCTIONS, call)
+
+
+def _trace_row(
+    function: UserFunction | OnlineFunc, tracer: Tracer, return_lse: bool
+) -> tuple[RegionTrace, tuple[str, ...]]:
+    final: list[str] = []
+
+    def call(region: RegionTrace) -> None:
+        s = region.arguments[0]
+        for argument in (region.block.args[0], region.block.args[4]):
+            region.levels[argument] = Level.ELEMENT
+        if isinstance(function, OnlineFunc):
+            weight, names = trace_online_func(region, function)
+            final.extend(names)
+        else:
+            weight = _row_weight(region, function)
+        p = weight.value
+        region.finish(*([p, _lse(region, s, p)] if return_lse else [p]))
+
+    table = FOLDING_FUNCTIONS if isinstance(function, OnlineFunc) else ROW_FUNCTIONS
+    return tracer.run("row", ROW, table, call), tuple(final)
+
+
+def _row_weight(region: RegionTrace, function: UserFunction) -> Symbol:
+    arity = choose_arity(function, "row", (1, 4, 5), "row(s) or row(s, b, h, q_idx)")
+    weight = _number(region, function, function(*region.arguments[:arity]))
+    if region.level(weight) is Level.ROW:
+        refuse(
+            ReturnValueError,
+            "row returns one number per row, not one per key",
+            "return the weight of the element: torch.exp(s - s.amax()) / ...",
+            function,
+        )
+    return weight
+
+
+def _lse(region: RegionTrace, s: Symbol, p: SSAValue) -> SSAValue:
+    """m + log(sum(exp(s - m))), with the maximum that the function takes itself, if it takes one."""
+    if not is_softmax_like(region.block, p):
+        refuse(
+            LseError,
+            "return_lse for a row function that is no softmax: its weight is not exp(s - a) times a value of the row",
+            "leave return_lse out, or use a softmax-like row function",
+        )
+    maxima = [
+        op.result
+        for op in region.block.ops
+        if isinstance(op, attn.RowReduceOp) and op.kind.data is attn.ReduceKind.MAX and op.value is s.value
+    ]
+    m = Symbol(region, maxima[0]) if maxima else region.apply("amax", (s,), {})
+    total: Symbol = region.apply("sum", (region.emit(math.ExpOp((s - m).value)),), {})
+    return (m + region.emit(math.LogOp(total.value))).value
+
+
+def _trace_element(name: str, function: UserFunction, tracer: Tracer) -> RegionTrace:
+    arity = choose_arity(function, name, (1, 5), f"{name}(x) or {name}(x, b, h, pos, channel)")
+
+    def call(region: RegionTrace) -> None:
+        region.finish(_number(region, function, function(*region.arguments[:arity])).value)
+
+    return tracer.run(name, ELEMENT, SCALAR_FUNCTIONS, call)
+
+
+def _returned(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:
+    if not isinstance(result, Symbol | torch.Tensor | bool | int | float):
+        kind = "None" if result is None else f"a {type(result).__name__}"
+        refuse(
+            ReturnValueError,
+            f"{region.name} returns {kind}",
+            "return one traced value; every path of the function needs a return",
+            function,
+        )
+    return region.symbol(result)
+
+
+def _number(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:
+    """The returned value as f32."""
+    symbol = _returned(region, function, result)
+    if symbol.type == i1:
+        refuse(
+            ReturnValueError,
+            f"{region.name} returns a condition, not a number",
+            "use mask_mod to hide keys, or torch.where(condition, a, b) for two numbers",
+            function,
+        )
+    return region.as_f32(symbol)
+
+
+# Assembly
+def _drop_unread_captures(tracer: Tracer, regions: Mapping[str, RegionTrace]) -> list[int]:
+    """Give every region an argument per capture that is read at all, and return these captures."""
+    for region in regions.values():
+        if tracer.captures:
+            region.capture_argument(len(tracer.captures) - 1)
+    used = [
+        i
+        for i in range(len(tracer.captures))
+        if any(region.block.args[len(region.leading) + i].uses for region in regions.values())
+    ]
+    for region in regions.values():
+        for i in reversed(range(len(tracer.captures))):
+            if i not in used:
+                region.block.erase_arg(region.block.args[len(region.leading) + i])
+    return used
+
+
+def _module(
+    captures: Sequence[Any],
+    regions: Mapping[str, RegionTrace],
+    element: Any,
+    head_dim: int,
+    head_dim_v: int,
+    has_lse: bool,
+) -> ModuleOp:
+    def tensor(channels: int) -> TensorType[Any]:
+        return TensorType(element, [DYNAMIC_INDEX] * 3 + [channels])
+
+    arguments = {"q": tensor(head_dim), "k": tensor(head_dim), "v": tensor(head_dim_v), "scale": f32}
+    arguments |= {capture.name: capture.type for capture in captures}
+    block = Block(arg_types=list(arguments.values()))
+    for argument, name in zip(block.args, arguments, strict=True):
+        argument.name_hint = name
+    q, k, v, scale, *rest = block.args
+    outputs = [TensorType(f32, [DYNAMIC_INDEX] * 3)] if has_lse else []
+    attention = attn.AttentionOp(
+        operands=[q, k, v, scale, rest],
+        result_types=[tensor(head_dim_v), outputs, []],
+        regions=[
+            _region(regions.get(name)) for name in ("query_mod", "key_mod", "value_mod", "score_mod", "mask", "row")
+        ]
+        + [[], []],
+    )
+    for result, name in zip(attention.results, ("o", "lse"), strict=False):
+        result.name_hint = name
+    block.add_ops([attention, func.ReturnOp(*attention.results)])
+    types = [r.type for r in attention.results]
+    return ModuleOp([func.FuncOp("attention", (list(arguments.values()), types), Region(block))])
+
+
+def _region(trace: RegionTrace | None) -> Any:
+    return [] if trace is None else Region(trace.block)

@@ -1,0 +1,208 @@
+"""Reductions over the visible keys of a row, by name: what a row function may call beside elementwise functions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from xdsl.dialects import math
+
+from attn_engine.dialects import attn
+from attn_engine.errors import OperandError, ReductionError
+from attn_engine.frontend.functions import ELEMENTWISE
+from attn_engine.frontend.region import Function, Level, RegionTrace
+from attn_engine.frontend.source import refuse
+from attn_engine.frontend.symbols import Symbol
+
+ReduceKind, TieRule = attn.ReduceKind, attn.TieRule
+
+
+class NoIndices:
+    """The place of the indices of `s.max(dim=-1)`, which do not exist here."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(ReductionError, "the indices of a maximum or minimum", "use the values only: s.max(dim=-1).values")
+
+
+class Extremum(NamedTuple):
+    """What `s.max(dim=-1)` gives."""
+
+    values: Symbol
+    indices: NoIndices
+
+
+def reduce(r: RegionTrace, kind: ReduceKind, x: object, ties: TieRule | None = None) -> Symbol:
+    """One number per row from one per element."""
+    value = r.as_f32(x)
+    if r.level(value) is not Level.ELEMENT:
+        refuse(
+            ReductionError,
+            f"{kind.value} over a value that is one number per row already",
+            "reduce what depends on s; torch.ones_like(s).sum() is the number of visible keys",
+        )
+    return r.emit(attn.RowReduceOp(kind, value.value, ties), level=Level.ROW)
+
+
+def _check(dim: object, dtype: object = None) -> None:
+    if dim not in (None, -1, (-1,), [-1]):
+        refuse(
+            ReductionError,
+            f"a reduction over dim {dim!r}",
+            "a row function sees one row: reduce over dim=-1, or write torch.maximum(s, x) for an elementwise maximum",
+        )
+
+
+def row_sum(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False, dtype: object = None) -> Symbol:
+    _check(dim)
+    return reduce(r, ReduceKind.SUM, x)
+
+
+def count(r: RegionTrace, x: object) -> Symbol:
+    """How many keys the row sees."""
+    return reduce(r, ReduceKind.COUNT, x)
+
+
+def row_mean(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False, dtype: object = None) -> Symbol:
+    return row_sum(r, x, dim) / count(r, x)
+
+
+def _shared_extremum(kind: ReduceKind) -> Function:
+    def function(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False) -> Symbol:
+        _check(dim)
+        return reduce(r, kind, x, TieRule.SPLIT)
+
+    return function
+
+
+row_amax = _shared_extremum(ReduceKind.MAX)
+row_amin = _shared_extremum(ReduceKind.MIN)
+
+
+def _extremum(kind: ReduceKind, elementwise: Function) -> Function:
+    """`s.max()`, `s.max(dim=-1)` and the elementwise `s.max(other)`."""
+
+    def function(
+        r: RegionTrace, x: object, other: object = None, *, dim: object = None, keepdim: object = False
+    ) -> object:
+        if isinstance(other, int) and not isinstance(other, bool):
+            dim, other = other, None
+        if other is not None:
+            return elementwise(r, x, other)
+        if dim is None:
+            return reduce(r, kind, x, TieRule.SPLIT)
+        _check(dim)
+        return Extremum(reduce(r, kind, x, TieRule.FIRST), NoIndices())
+
+    return function
+
+
+def logsumexp(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False) -> Symbol:
+    """max + log(sum(exp(x - max)))."""
+    _check(dim)
+    value = r.as_f32(x)
+    top = reduce(r, ReduceKind.MAX, value, TieRule.SPLIT)
+    total = reduce(r, ReduceKind.SUM, r.emit(math.ExpOp((value - top).value)))
+    return top + r.emit(math.LogOp(total.value))
+
+
+def softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None) -> Symbol:
+    _check(dim)
+    value = r.as_f32(x)
+    top = reduce(r, ReduceKind.MAX, value, TieRule.SPLIT)
+    weight = r.emit(math.ExpOp((value - top).value))
+    return weight / reduce(r, ReduceKind.SUM, weight)
+
+
+def log_softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None) -> Symbol:
+    return r.as_f32(x) - logsumexp(r, x, dim)
+
+
+def vector_norm(
+    r: RegionTrace, x: object, ord: float | str = 2, dim: object = None, keepdim: bool = False, **options: object
+) -> Symbol:
+    _check(dim)
+    value, order = r.as_f32(x), options.get("p", ord)
+    if order in (2, "fro"):
+        return r.emit(math.SqrtOp(row_sum(r, value * value).value))
+    if order == 1:
+        return row_sum(r, abs(value))
+    if order == float("inf"):
+        return row_amax(r, abs(value))  # type: ignore[return-value]
+    refuse(OperandError, f"a norm of order {order!r}", "write 1, 2 or inf, or the sum itself: (s.abs() ** 3).sum()")
+
+
+def get_reduce(r: RegionTrace, x: object, kind: str) -> object:
+    """`s.get_reduce("sum" | "max" | "min" | "abssum")`."""
+    match kind:
+        case "sum":
+            return row_sum(r, x)
+        case "abssum":
+            return row_sum(r, abs(r.as_f32(x)))
+        case "max":
+            return row_amax(r, x)
+        case "min":
+            return row_amin(r, x)
+        case _:
+            refuse(ReductionError, f"get_reduce({kind!r})", 'write "sum", "max", "min" or "abssum"')
+
+
+_NORMS: dict[str, Function] = {"vector_norm": vector_norm, "norm": vector_norm}
+
+_REDUCTIONS: dict[str, Function] = _NORMS | {
+    "amax": row_amax,
+    "amin": row_amin,
+    "get_reduce": get_reduce,
+    "log_softmax": log_softmax,
+    "logsumexp": logsumexp,
+    "max": _extremum(ReduceKind.MAX, ELEMENTWISE["maximum"]),
+    "mean": row_mean,
+    "min": _extremum(ReduceKind.MIN, ELEMENTWISE["minimum"]),
+    "softmax": softmax,
+    "sum": row_sum,
+}
+
+
+def _refused(name: str) -> Function:
+    def function(r: RegionTrace, *args: object, **kwargs: object) -> NoReturn:
+        refuse(
+            ReductionError,
+            f"the reduction '{name}' in {r.name}, which sees one element at a time",
+            "reduce in the row function, reduce a captured tensor outside of the function,"
+            " or write torch.maximum, torch.minimum, &, | for two values",
+        )
+
+    return function
+
+
+def _elementwise_extremum(name: str, elementwise: Function) -> Function:
+    """`x.max(other)`, which is elementwise; every other form of max is a reduction."""
+
+    def function(r: RegionTrace, x: object, other: object = None, **kwargs: object) -> object:
+        if other is None or kwargs:
+            return _refused(name)(r)
+        return elementwise(r, x, other)
+
+    return function
+
+
+_ELEMENTWISE_EXTREMA: dict[str, Function] = {
+    "max": _elementwise_extremum("max", ELEMENTWISE["maximum"]),
+    "min": _elementwise_extremum("min", ELEMENTWISE["minimum"]),
+}
+
+
+def _online_extremum(row: Function, elementwise: Function) -> Function:
+    """In an OnlineFunc `x.max(y)` is elementwise, an integer y too."""
+    return lambda r, x, other=None, **kwargs: row(r, x, **kwargs) if other is None else elementwise(r, x, other)
+
+
+_NEVER = ("all", "any", "argmax", "argmin", "cumsum", "count_nonzero", "median", "prod", "sort", "std", "topk", "var")
+_REFUSED: dict[str, Function] = {name: _refused(name) for name in (*_REDUCTIONS, *_NEVER)}
+
+SCALAR_FUNCTIONS: dict[str, Function] = _REFUSED | ELEMENTWISE | _ELEMENTWISE_EXTREMA
+ROW_FUNCTIONS: dict[str, Function] = {name: _refused(name) for name in _NEVER} | ELEMENTWISE | _REDUCTIONS
+ONLINE_FUNCTIONS: dict[str, Function] = ROW_FUNCTIONS | {
+    name: _online_extremum(ROW_FUNCTIONS[name], function)
+    for name, function in (("max", ELEMENTWISE["maximum"]), ("min", ELEMENTWISE["minimum"]))
+}

@@ -1,0 +1,212 @@
+"""Running user functions on symbols: captured tensors are found on the way, by identity."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, bf16, f16, f32, i1, i8, i16, i32, i64
+from xdsl.ir import Attribute
+
+from attn_engine.errors import CaptureTypeError, SignatureError
+from attn_engine.frontend.region import RegionTrace
+from attn_engine.frontend.source import refuse
+from attn_engine.frontend.symbols import TracedValue
+
+ELEMENT_TYPES: dict[torch.dtype, Attribute] = {
+    torch.float32: f32,
+    torch.float16: f16,
+    torch.bfloat16: bf16,
+    torch.int64: i64,
+    torch.int32: i32,
+    torch.int16: i16,
+    torch.int8: i8,
+    torch.bool: i1,
+}
+
+# Dtypes that kernels do not read are captured in one that holds all of their values (float64 is promoted to f32 anyway).
+_CONVERTED: dict[torch.dtype, torch.dtype] = {
+    torch.float64: torch.float32,
+    torch.float8_e4m3fn: torch.float16,
+    torch.float8_e5m2: torch.float16,
+    torch.uint8: torch.int16,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+
+RESERVED_NAMES = frozenset(
+    {"q", "k", "v", "o", "scale", "lse", "d_o", "dq", "dk", "dv", "b", "h", "q_idx", "kv_idx", "s"}
+)
+
+_FACTORIES = frozenset({"tensor", "as_tensor", "scalar_tensor", "zeros", "ones", "full"})
+_STATIC_FACTS = frozenset({"dtype", "ndim", "dim", "is_floating_point", "requires_grad", "is_complex"})
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A tensor that a user function reads, as the kernel gets it."""
+
+    original: torch.Tensor
+    name: str
+    tensor: torch.Tensor
+    type: Attribute
+
+
+def as_operand(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a dtype that kernels read; gradients flow through the conversion."""
+    converted = _CONVERTED.get(tensor.dtype)
+    return tensor if converted is None else tensor.to(converted)
+
+
+@dataclass(eq=False)
+class Tracer:
+    """One trace of a whole definition.
+
+    `known_names` maps the id of each tensor that the definition can reach to the name it is found
+    under. `reads_values` tells that the functions looked at a tensor's values or sizes,
+    so that the trace holds for these very tensors only.
+    """
+
+    known_names: Mapping[int, str] = field(default_factory=dict[int, str])
+    captures: list[Capture] = field(default_factory=list[Capture])
+    reads_values: bool = False
+    _numbers: dict[int, tuple[torch.Tensor, bool | int | float]] = field(
+        default_factory=dict[int, tuple[torch.Tensor, bool | int | float]]
+    )
+
+    def run(
+        self,
+        name: str,
+        leading: Sequence[tuple[str, Attribute]],
+        functions: Mapping[str, Callable[..., object]],
+        call: Callable[[RegionTrace], None],
+    ) -> RegionTrace:
+        """Trace one function: `call` runs it on the region's arguments and finishes the region."""
+        region = RegionTrace(name, self, leading, functions)
+        with _TracingMode(region):
+            call(region)
+        return region
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        return self.known_names.get(id(tensor), "capture")
+
+    def capture(self, tensor: torch.Tensor) -> int:
+        """The position of a tensor among the captures; a new one is added."""
+        for position, capture in enumerate(self.captures):
+            if capture.original is tensor:
+                return position
+        operand = as_operand(tensor)
+        if operand.dtype not in ELEMENT_TYPES:
+            refuse(
+                CaptureTypeError,
+                f"tensor '{self.name_of(tensor)}' is {tensor.dtype}",
+                "capture a real tensor: float32, float16, bfloat16, an integer dtype or bool",
+            )
+        type_ = TensorType(ELEMENT_TYPES[operand.dtype], [DYNAMIC_INDEX] * operand.ndim)
+        self.captures.append(Capture(tensor, self._unique_name(self.name_of(tensor)), operand, type_))
+        return len(self.captures) - 1
+
+    def _unique_name(self, wanted: str) -> str:
+        # A trailing _<number> would be taken for the printer's own suffix.
+        base = re.sub(r"_(\d+)$", r"\1", re.sub(r"\W", "", wanted, flags=re.ASCII)) or "capture"
+        taken = {capture.name for capture in self.captures}
+        if base in RESERVED_NAMES or keyword.iskeyword(base) or base[0].isdigit() or base.startswith("d_"):
+            base = f"capture_{base}"
+        name, number = base, 2
+        while name in taken:
+            name, number = f"{base}{number}", number + 1
+        return name
+
+    def known_number(self, tensor: torch.Tensor) -> bool | int | float | None:
+        """The number that a tensor made inside of the user's function from a Python number holds."""
+        entry = self._numbers.get(id(tensor))
+        return None if entry is None else entry[1]
+
+    def note(
+        self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, Any], result: object
+    ) -> None:
+        """Remember numbers turned into tensors, and that values or sizes of a tensor were read."""
+        name = _name_of(function)
+        if isinstance(result, torch.Tensor):
+            arguments = [*args, *kwargs.values()]
+            if name in _FACTORIES and result.numel() == 1 and not result.requires_grad and not _tensors_in(arguments):
+                self._numbers[id(result)] = (result, result.item())
+        elif name not in _STATIC_FACTS and not _is_tensors(result):
+            self.reads_values = True
+
+
+class _TracingMode(TorchFunctionMode):
+    """Sends every torch function with a traced argument to the region; the others run as they are."""
+
+    def __init__(self, region: RegionTrace):
+        super().__init__()
+        self.region = region
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _contains_traced([*args, *kwargs.values()]):
+            result = func(*args, **kwargs)
+            self.region.tracer.note(func, args, kwargs, result)
+            return result
+        name = _name_of(func)
+        if name == "getitem" and isinstance(args[0], torch.Tensor):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return self.region.load(args[0], indices)
+        ignored = ("_stacklevel", "inplace")
+        return self.region.apply(
+            name, args, {k: v for k, v in kwargs.items() if k not in ignored and (k != "out" or v is not None)}
+        )
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    """`exp` for torch.exp, `and` for Tensor.__and__, `shape` for the getter of Tensor.shape."""
+    name = getattr(function, "__name__", repr(function))
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
+    return re.sub(
+        r"^(special_|linalg_)", "", name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
+    )
+
+
+def _contains_traced(values: Iterable[object]) -> bool:
+    for value in values:
+        if isinstance(value, TracedValue):
+            return True
+        if isinstance(value, slice):
+            value = (value.start, value.stop, value.step)
+        if isinstance(value, tuple | list) and _contains_traced(value):  # type: ignore[arg-type]
+            return True
+    return False
+
+
+def _tensors_in(values: Iterable[object]) -> bool:
+    return any(isinstance(v, torch.Tensor) or (isinstance(v, tuple | list) and _tensors_in(v)) for v in values)  # type: ignore[arg-type]
+
+
+def _is_tensors(result: object) -> bool:
+    return isinstance(result, tuple | list) and len(result) > 0 and all(isinstance(v, torch.Tensor) for v in result)  # type: ignore[arg-type]
+
+
+def choose_arity(function: Callable[..., object], name: str, accepted: Sequence[int], signature: str) -> int:
+    """How many arguments, of the accepted numbers, a user function takes."""
+    if not callable(function):
+        refuse(SignatureError, f"{name} is a {type(function).__name__}, no function", f"pass a function {signature}")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return accepted[0]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    most = float("inf") if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+    for count in accepted:
+        if required <= count <= most:
+            return count
+    refuse(SignatureError, f"{name} takes {required} arguments", f"write it as {signature}", function)
