@@ -14,7 +14,7 @@ def test_alibi_causal_softmax_with_lse():
         Definition(score_mod=library.alibi(torch.rand(4)), mask_mod=library.causal), return_lse=True, head_dim_v=128
     )
     assert traced.capture_names == ["slopes"]
-    assert region_ops(traced, "mask") == ["%0 = arith.cmpi sge, %q_idx, %kv_idx", "attn.yield %0"]
+    assert region_ops(traced, "mask") == ["%0 = arith.cmpi sge, %q_idx, %kv_idx", "attn.yield %0 : i1"]
     assert region_ops(traced, "row") == [
         "%0 = attn.row_reduce max %s ties split",
         "%1 = arith.subf %s, %0",
