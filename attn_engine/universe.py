@@ -24,8 +24,16 @@ DIALECTS: dict[str, Callable[[], Dialect]] = {
 }
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {
+    "attn-derive-online": _lazy("passes.attn_derive_online", "AttnDeriveOnlinePass"),  # type: ignore[dict-item]
+    "attn-analyze-mask": _lazy("passes.attn_analyze_mask", "AttnAnalyzeMaskPass"),  # type: ignore[dict-item]
+    "attn-derive-backward": _lazy("passes.attn_derive_backward", "AttnDeriveBackwardPass"),  # type: ignore[dict-item]
     "attn-simplify": _lazy("passes.attn_simplify", "AttnSimplifyPass"),  # type: ignore[dict-item]
     "convert-attn-to-tile": _lazy("passes.convert_attn_to_tile", "ConvertAttnToTilePass"),  # type: ignore[dict-item]
+    "tile-hoist": _lazy("passes.tile_hoist", "TileHoistPass"),  # type: ignore[dict-item]
+    "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
+    "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
+    "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
+    "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
 }
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)

@@ -1,0 +1,431 @@
+"""Tile IR (value level) to a Python module on torch: one op, one rule.
+
+A kernel becomes a function of a batch of programs and its arguments (see `support`); a plan becomes a
+host function. `%s = tile.map (%x, %m) axes [[0, 1], [0]]` with a subtraction and an exp2 becomes
+```
+d = x - m[..., None]
+s = torch.exp2(d)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, ModuleOp, i1
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from attn_engine.backends.code_writer import CodeWriter, Names, find_rule, python_literal
+from attn_engine.backends.cpu.types import (
+    FLOAT_COMPARISONS,
+    INTEGER_COMPARISONS,
+    SPELLINGS,
+    Torch,
+    Wrapping,
+    bits_of,
+    dtype_of,
+)
+from attn_engine.backends.plan_python import print_plan
+from attn_engine.dialects import tile
+
+BACKEND = "cpu"
+
+SUPPORT = (
+    "at", "cast", "concat", "divsi", "dot", "extsi", "extui", "floordivsi", "full", "iota", "launch", "maxsi", "minsi",
+    "remsi", "select", "shrui", "sitofp", "tensor", "trunci", "unsigned", "wrap",
+)  # fmt: skip
+MEMORY = ("atomic_add", "gather", "load", "scatter_add", "store")
+BUILTINS = ("abs", "float", "range", "torch")
+
+
+def emit(module: ModuleOp) -> str:
+    """The source text of a Python module with one function per kernel and per plan."""
+    writer = CodeWriter()
+    writer.line("import torch")
+    writer.line(f"from attn_engine.backends.cpu.memory import {', '.join(MEMORY)}")
+    writer.line(f"from attn_engine.backends.cpu.support import {', '.join(SUPPORT)}")
+    functions = [op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp | tile.PlanOp)]
+    reserved = (*SUPPORT, *MEMORY, *BUILTINS, *functions)
+    for op in module.ops:
+        writer.line()
+        writer.line()
+        if isinstance(op, tile.PlanOp):
+            print_plan(writer, op, _print_launch, BACKEND, reserved)
+        else:
+            find_rule(_MODULE_RULES, op, BACKEND)(writer, op, reserved)
+    return writer.text()
+
+
+def _print_launch(writer: CodeWriter, kernel: str, grid: Sequence[str], arguments: Sequence[str]) -> None:
+    writer.line(f"launch({kernel}, ({', '.join(grid)}), {_tuple(arguments)})")
+
+
+def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp, reserved: Sequence[str]) -> None:
+    names = Names((*reserved, "programs"))
+    arguments = ", ".join(["programs", *(names.of(a) for a in kernel.body.block.args)])
+    with writer.block(f"def {kernel.sym_name.data}({arguments}):"):
+        printer = KernelPrinter(writer, names, kernel)
+        printer.print_block(kernel.body.block)
+        writer.line("return None")
+
+
+_MODULE_RULES: dict[type[Operation], Callable[[CodeWriter, tile.KernelOp, Sequence[str]], None]] = {
+    tile.KernelOp: _print_kernel
+}
+
+
+class KernelPrinter:
+    """Prints the ops of one kernel.
+
+    `axes` holds, for each value inside the current map, the axes of the result that it certainly has; a
+    value that is not there may be a Python number. `uniform` holds scalars that are Python numbers.
+    """
+
+    def __init__(self, writer: CodeWriter, names: Names, kernel: tile.KernelOp):
+        self.writer = writer
+        self.names = names
+        self.axes: dict[SSAValue, frozenset[int]] = {}
+        self.uniform: set[SSAValue] = {a for a in kernel.body.block.args if not isinstance(a.type, tile.GlobalType)}
+        written = [op for op in kernel.walk() if isinstance(op, tile.StoreOp | tile.AtomicAddOp | tile.ScatterAddOp)]
+        self.written = {op.target for op in written}
+
+    def print_block(self, block: Block) -> None:
+        """Prints a block without its terminator."""
+        for op in block.ops:
+            if op is not block.last_op:
+                find_rule(_RULES, op, BACKEND)(self, op)
+
+    def assign(self, op: Operation, expression: str) -> None:
+        self.writer.line(f"{self.names.of(op.results[0])} = {expression}")
+
+    def texts(self, values: Sequence[SSAValue]) -> list[str]:
+        return [self.names.of(value) for value in values]
+
+    def tuple(self, values: Sequence[SSAValue]) -> str:
+        return _tuple(self.texts(values))
+
+    def is_tensor(self, value: SSAValue) -> bool:
+        """Whether a value is a torch tensor whatever the batch."""
+        return bool(self.axes.get(value)) or bool(tile.shape_of(value))
+
+    def tensor(self, value: SSAValue) -> str:
+        """The text of a value as a tensor."""
+        text = self.names.of(value)
+        return text if self.is_tensor(value) else f"tensor({text}, {dtype_of(tile.element_of(value))})"
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+def _shape(type_: Attribute) -> str:
+    return _tuple([str(size) for size in tile.shape_of(type_)])
+
+
+# --- scalar code -------------------------------------------------------------------------------
+
+
+def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
+    """A number is written where it is used; a splat tile is one number, expanded."""
+    if not isinstance(op.value, DenseIntOrFPElementsAttr):
+        text = python_literal(op.value)
+        printer.names.bind(op.result, f"({text})" if text.startswith("-") else text)
+        printer.uniform.add(op.result)
+        return
+    element = tile.element_of(op.result)
+    values = [_element_literal(value, element) for value in op.value.get_values()]
+    if len(set(values)) == 1:
+        printer.assign(op, f"full({values[0]}, {_shape(op.result.type)}, {dtype_of(element)})")
+    else:
+        printer.assign(
+            op, f"torch.tensor([{', '.join(values)}], dtype={dtype_of(element)}).view(1, 1, *{_shape(op.result.type)})"
+        )
+
+
+def _element_literal(value: object, element: Attribute) -> str:
+    if isinstance(element, IntegerType):
+        return python_literal(IntegerAttr(int(value), element))  # type: ignore[arg-type]
+    return python_literal(FloatAttr(float(value), element))  # type: ignore[arg-type]
+
+
+def _result(printer: KernelPrinter, op: Operation, expression: str) -> None:
+    """Assigns a scalar op's result and notes which axes it has."""
+    printer.assign(op, expression)
+    axes = frozenset[int]().union(*(printer.axes.get(o, frozenset()) for o in op.operands))
+    if axes:
+        printer.axes[op.results[0]] = axes
+    elif all(o in printer.uniform for o in op.operands):
+        printer.uniform.add(op.results[0])
+
+
+def _scalar(printer: KernelPrinter, op: Operation) -> None:
+    spelling, type_ = SPELLINGS[type(op)], op.results[0].type
+    needs_tensors = isinstance(spelling, Torch)
+    operands = [printer.tensor(o) if needs_tensors else printer.names.of(o) for o in op.operands]
+    if isinstance(spelling, Wrapping):
+        text = (spelling.i1 if type_ == i1 else spelling.text).format(*operands)
+        certain = type_ == i1 or any(printer.is_tensor(o) for o in op.operands)
+        _result(printer, op, text if certain else f"wrap({text}, {bits_of(type_)})")
+        return
+    bits = bits_of(type_) if isinstance(type_, IntegerType) else 0
+    _result(printer, op, spelling.text.format(*operands, dtype=dtype_of(type_), bits=bits))
+    if needs_tensors:
+        printer.uniform.discard(op.results[0])
+
+
+def _cmpi(printer: KernelPrinter, op: arith.CmpiOp) -> None:
+    predicate = op.predicate.value.data
+    operands = printer.texts(op.operands)
+    if predicate >= len(INTEGER_COMPARISONS):
+        operands = [f"unsigned({text}, {bits_of(op.lhs.type)})" for text in operands]
+        predicate -= 4
+    _result(printer, op, INTEGER_COMPARISONS[predicate].format(*operands))
+
+
+def _cmpf(printer: KernelPrinter, op: arith.CmpfOp) -> None:
+    _result(printer, op, FLOAT_COMPARISONS[op.predicate.value.data].format(*printer.texts(op.operands)))
+
+
+def _select(printer: KernelPrinter, op: arith.SelectOp) -> None:
+    function = "torch.where" if printer.is_tensor(op.cond) else "select"
+    values = [printer.tensor(op.lhs), printer.names.of(op.rhs)]
+    if printer.is_tensor(op.rhs):
+        values = printer.texts([op.lhs, op.rhs])
+    if function == "select" and all(o in printer.uniform for o in op.operands):
+        values = printer.texts([op.lhs, op.rhs])
+    _result(printer, op, f"{function}({', '.join([printer.names.of(op.cond), *values])})")
+
+
+def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
+    guard = printer.names.of(op.guard) if op.guard is not None else "True"
+    _result(printer, op, f"gather({printer.names.of(op.source)}, {printer.tuple(op.indices)}, {guard})")
+    printer.uniform.discard(op.result)
+
+
+def _program_id(printer: KernelPrinter, op: tile.ProgramIdOp) -> None:
+    printer.assign(op, f"programs.id({op.axis.value.data})")
+    if op.axis.value.data == 0:
+        printer.uniform.add(op.result)
+
+
+def _dim(printer: KernelPrinter, op: tile.DimOp) -> None:
+    printer.assign(op, f"{printer.names.of(op.source)}.shape[{op.axis.value.data}]")
+    printer.uniform.add(op.result)
+
+
+# --- control -----------------------------------------------------------------------------------
+
+
+def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
+    """A plain range where all programs take the same trips, else a loop under a mask."""
+    induction, *carries = op.body.block.args
+    last = op.body.block.last_op
+    assert last is not None
+    names = printer.texts(carries)
+    if names:
+        printer.writer.line(f"{', '.join(names)} = {', '.join(printer.texts(op.iter_args))}")
+    bounds = [op.lb, op.ub, op.step]
+    plain = all(bound in printer.uniform for bound in bounds)
+    if plain:
+        printer.uniform.add(induction)
+    loop = "range" if plain else "programs.loop"
+    with printer.writer.block(f"for {printer.names.of(induction)} in {loop}({', '.join(printer.texts(bounds))}):"):
+        printer.print_block(op.body.block)
+        new = printer.texts(last.operands)
+        if not plain:
+            new = [f"programs.keep({n}, {old})" for n, old in zip(new, names, strict=True)]
+        printer.writer.line(f"{', '.join(names)} = {', '.join(new)}" if names else "pass")
+    for result, name in zip(op.results, names, strict=True):
+        printer.names.bind(result, name)
+
+
+def _if(printer: KernelPrinter, op: scf.IfOp) -> None:
+    """A plain branch where all programs agree, else each side under a mask and a choice of results."""
+    results = printer.texts(op.results)
+    condition = printer.names.of(op.cond)
+    sides = [[printer.names.fresh(f"{result}_{side}") for result in results] for side in ("then", "else")]
+    plain = op.cond in printer.uniform
+    if plain:
+        sides = [results, results]
+    else:
+        for name in (*sides[0], *sides[1]):
+            printer.writer.line(f"{name} = None")
+    side_name = printer.names.fresh("side")
+    header = f"if {condition}:" if plain else f"for {side_name} in programs.branch({condition}):"
+    if plain:
+        with printer.writer.block(header):
+            _side(printer, op.true_region.blocks, sides[0])
+        with printer.writer.block("else:"):
+            _side(printer, op.false_region.blocks, sides[1])
+        return
+    with printer.writer.block(header):
+        with printer.writer.block(f"if {side_name}:"):
+            _side(printer, op.true_region.blocks, sides[0])
+        with printer.writer.block("else:"):
+            _side(printer, op.false_region.blocks, sides[1])
+    for result, then, otherwise in zip(results, *sides, strict=True):
+        printer.writer.line(f"{result} = programs.join({condition}, {then}, {otherwise})")
+
+
+def _side(printer: KernelPrinter, blocks: Sequence[Block], targets: Sequence[str]) -> None:
+    for block in blocks:
+        printer.print_block(block)
+        last = block.last_op
+        if targets and last is not None:
+            printer.writer.line(f"{', '.join(targets)} = {', '.join(printer.texts(last.operands))}")
+    if not blocks or not targets:
+        printer.writer.line("pass")
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _access(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, shape: str) -> str:
+    bounded = zip(tile.ints_of(op.bounded), printer.texts(op.limits), strict=True)
+    limits = ", ".join(f"{axis}: {limit}" for axis, limit in bounded)
+    dims = _tuple([str(dim) for dim in tile.ints_of(op.dims)])
+    return f"{shape}, {printer.tuple(op.indices)}, {dims}, {{{limits}}}"
+
+
+def _load(printer: KernelPrinter, op: tile.LoadOp) -> None:
+    fresh = ", fresh=True" if op.source in printer.written else ""
+    access = _access(printer, op, _shape(op.result.type))
+    printer.assign(op, f"load(programs, {printer.names.of(op.source)}, {access}{fresh})")
+
+
+def _write(function: str) -> Callable[[KernelPrinter, tile.StoreOp | tile.AtomicAddOp], None]:
+    def rule(printer: KernelPrinter, op: tile.StoreOp | tile.AtomicAddOp) -> None:
+        value, target = printer.texts([op.value, op.target])
+        printer.writer.line(f"{function}(programs, {value}, {target}, {_access(printer, op, _shape(op.value.type))})")
+
+    return rule
+
+
+def _scatter_add(printer: KernelPrinter, op: tile.ScatterAddOp) -> None:
+    rank = len(tile.shape_of(op.value))
+    operands = [*op.indices, *([op.guard] if op.guard is not None else [])]
+    placed = [_placed(printer, o, axes, rank) for o, axes in zip(operands, tile.axes_of(op.axes), strict=True)]
+    guard = placed.pop() if op.guard is not None else "True"
+    value, target = printer.texts([op.value, op.target])
+    shape = _shape(op.value.type)
+    printer.writer.line(f"scatter_add(programs, {value}, {shape}, {target}, {_tuple(placed)}, {guard})")
+
+
+# --- tensors -----------------------------------------------------------------------------------
+
+
+def _placed(printer: KernelPrinter, value: SSAValue, axes: Sequence[int], rank: int) -> str:
+    """An operand reshaped so that it broadcasts against `rank` tile axes."""
+    text = printer.names.of(value)
+    if isinstance(value.type, tile.GlobalType) or len(axes) == rank or value in printer.uniform:
+        return text
+    if not axes:
+        return f"at({text}, {rank})"
+    picks = ", ".join(":" if axis in axes else "None" for axis in range(rank))
+    return f"{text}[..., {picks}]" if picks.rstrip("None, ") else f"{text}[{picks}]"
+
+
+def _map(printer: KernelPrinter, op: tile.MapOp) -> None:
+    rank = len(tile.shape_of(op.outputs[0]))
+    block = op.body.block
+    for argument, operand, axes in zip(block.args, op.inputs, tile.axes_of(op.axes), strict=True):
+        text = _placed(printer, operand, axes, rank)
+        if text.isidentifier() or operand in printer.uniform:
+            printer.names.bind(argument, text)
+        else:
+            printer.writer.line(f"{printer.names.of(argument)} = {text}")
+        printer.axes[argument] = frozenset(axes)
+        if operand in printer.uniform:
+            printer.uniform.add(argument)
+    printer.print_block(block)
+    last = block.last_op
+    assert last is not None
+    for output, value in zip(op.outputs, last.operands, strict=True):
+        if len(printer.axes.get(value, ())) == rank:
+            printer.names.bind(output, printer.names.of(value))
+        else:
+            text = f"full({printer.names.of(value)}, {_shape(output.type)}, {dtype_of(tile.element_of(output))})"
+            printer.writer.line(f"{printer.names.of(output)} = {text}")
+
+
+def _range(printer: KernelPrinter, op: tile.RangeOp) -> None:
+    printer.assign(op, f"iota({printer.names.of(op.start)}, {tile.shape_of(op.result)[0]})")
+
+
+def _dot(printer: KernelPrinter, op: tile.DotOp) -> None:
+    """A zero constant is not added."""
+    a, b, acc = printer.texts([op.a, op.b, op.acc])
+    source = op.acc.owner
+    zero = isinstance(source, arith.ConstantOp) and isinstance(source.value, DenseIntOrFPElementsAttr)
+    if zero and all(value == 0 for value in source.value.get_values()):  # type: ignore[union-attr]
+        acc = "None"
+    printer.assign(op, f"dot({a}, {b}, {acc})")
+
+
+def _axis(value: SSAValue, axis: int) -> int:
+    """A tile axis counted from the end, as torch needs it after the batch axes."""
+    return axis - len(tile.shape_of(value))
+
+
+def _reduce(printer: KernelPrinter, op: tile.ReduceOp) -> None:
+    axis = _axis(op.value, op.axis.value.data)
+    value = printer.names.of(op.value)
+    dtype = dtype_of(tile.element_of(op.value))
+    text = {
+        tile.Reduction.SUM: f"{value}.sum({axis}, dtype={dtype})",
+        tile.Reduction.MAX: f"{value}.amax({axis})",
+        tile.Reduction.MIN: f"{value}.amin({axis})",
+    }[op.kind.data]
+    printer.assign(op, text)
+
+
+def _scan(printer: KernelPrinter, op: tile.ScanOp) -> None:
+    axis = _axis(op.value, op.axis.value.data)
+    flip = f".flip({axis})" if op.reverse is not None else ""
+    scan = {
+        tile.Reduction.SUM: f".cumsum({axis}, dtype={dtype_of(tile.element_of(op.value))})",
+        tile.Reduction.MAX: f".cummax({axis}).values",
+        tile.Reduction.MIN: f".cummin({axis}).values",
+    }[op.kind.data]
+    printer.assign(op, f"{printer.names.of(op.value)}{flip}{scan}{flip}")
+
+
+def _transpose(printer: KernelPrinter, op: tile.TransposeOp) -> None:
+    printer.assign(op, f"{printer.names.of(op.value)}.transpose(-1, -2)")
+
+
+def _slice(printer: KernelPrinter, op: tile.SliceOp) -> None:
+    axis = op.axis.value.data
+    size = tile.shape_of(op.result)[axis]
+    printer.assign(op, f"{printer.names.of(op.value)}.narrow({_axis(op.value, axis)}, {op.start.value.data}, {size})")
+
+
+def _concat(printer: KernelPrinter, op: tile.ConcatOp) -> None:
+    printer.assign(op, f"concat({printer.tuple(op.values)}, {_axis(op.result, op.axis.value.data)})")
+
+
+_RULES: dict[type[Operation], Callable[..., None]] = {
+    **dict.fromkeys(SPELLINGS, _scalar),
+    arith.ConstantOp: _constant,
+    arith.CmpiOp: _cmpi,
+    arith.CmpfOp: _cmpf,
+    arith.SelectOp: _select,
+    scf.ForOp: _for,
+    scf.IfOp: _if,
+    tile.ProgramIdOp: _program_id,
+    tile.DimOp: _dim,
+    tile.LoadOp: _load,
+    tile.StoreOp: _write("store"),
+    tile.AtomicAddOp: _write("atomic_add"),
+    tile.GatherOp: _gather,
+    tile.ScatterAddOp: _scatter_add,
+    tile.MapOp: _map,
+    tile.RangeOp: _range,
+    tile.DotOp: _dot,
+    tile.ReduceOp: _reduce,
+    tile.ScanOp: _scan,
+    tile.TransposeOp: _transpose,
+    tile.SliceOp: _slice,
+    tile.ConcatOp: _concat,
+}

@@ -1,0 +1,232 @@
+"""Accesses to global memory for a batch of programs: strided views where indices allow, else gathers.
+
+Indices are numbers or tensors [z, y]. An access is *regular* when each tile axis starts at one number
+for the whole batch, at most one fixed index varies along z and at most one along y. Then it is one view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attn_engine.backends.cpu.support import Programs, Scalar, at, number, tensor
+
+
+@dataclass
+class View:
+    """A regular access: the part of the memory inside the limits as [z, y, ...tile], and where it is in the tile."""
+
+    memory: Tensor
+    tile: tuple[slice, ...]
+    partial: bool
+    copied: bool
+    empty: bool = False
+
+
+def _steps(values: list[int]) -> slice | None:
+    """A slice that picks the same elements, if there is one."""
+    step = values[1] - values[0]
+    if step <= 0 or values != list(range(values[0], values[-1] + 1, step)):
+        return None
+    return slice(values[0], values[-1] + 1, step)
+
+
+def _range(start: int, size: int, limit: int | None, bound: int) -> tuple[int, int]:
+    """The part of [start, start + size) that is read; without a limit it must be in the tensor."""
+    low, high = (start, start + size) if limit is None else (max(start, 0), min(start + size, limit))
+    if low < high and (low < 0 or high > bound):
+        raise IndexError(f"a tile reads [{low}, {high}) of an axis of size {bound}")
+    return low, max(low, high)
+
+
+def _view(
+    memory: Tensor, shape: Sequence[int], indices: Sequence[Scalar], dims: Sequence[int], limits: dict[int, Scalar]
+) -> View | None:
+    """The access as a view, or None where it is not regular."""
+    picks: list[int | slice] = []
+    selects: list[tuple[int, Tensor]] = []
+    axis_of: dict[str | int, int] = {}
+    inside: dict[int, slice] = {}
+    partial = False
+    for dim, index in enumerate(indices):
+        index = number(index)
+        position = sum(isinstance(p, slice) for p in picks)
+        if dim in dims:
+            t = dims.index(dim)
+            limit = number(limits[t]) if t in limits else None
+            if isinstance(index, Tensor) or isinstance(limit, Tensor):
+                return None
+            start = int(index)
+            low, high = _range(start, shape[t], None if limit is None else int(limit), memory.shape[dim])
+            picks.append(slice(low, high))
+            inside[t] = slice(low - start, high - start)
+            partial |= high - low < shape[t]
+            axis_of[t] = position
+        elif isinstance(index, Tensor):
+            along = "z" if index.shape[1] == 1 else "y" if index.shape[0] == 1 else ""
+            if not along or along in axis_of:
+                return None
+            axis_of[along] = position
+            values: list[int] = index.flatten().tolist()
+            if min(values) < 0 or max(values) >= memory.shape[dim]:
+                return None
+            pick = _steps(values)
+            picks.append(slice(None) if pick is None else pick)
+            if pick is None:
+                selects.append((position, index.flatten()))
+        else:
+            picks.append(int(index))
+    if any(s.start == s.stop for s in inside.values()):
+        return View(memory, (), True, True, True)
+    view = memory[tuple(picks)]
+    for position, index in selects:
+        view = view.index_select(position, index)
+    order = [axis_of[key] for key in ("z", "y", *range(len(dims))) if key in axis_of]
+    view = view.permute(order)
+    if "y" not in axis_of:
+        view = view.unsqueeze(1 if "z" in axis_of else 0)
+    if "z" not in axis_of:
+        view = view.unsqueeze(0)
+    return View(view, tuple(inside[t] for t in range(len(dims))), partial, bool(selects))
+
+
+def _places(
+    memory: Tensor,
+    shape: Sequence[int],
+    indices: Sequence[Scalar],
+    dims: Sequence[int],
+    limits: dict[int, Scalar],
+    active: Tensor | None,
+) -> tuple[list[Tensor], Tensor]:
+    """Any access: index tensors that broadcast to [z, y, ...tile], and which elements are accessed."""
+    rank = len(shape)
+    valid = torch.ones(1, 1, *[1] * rank, dtype=torch.bool)
+    if active is not None:
+        valid = valid & active.reshape(*active.shape, *[1] * rank)
+    places: list[Tensor] = []
+    for dim, index in enumerate(indices):
+        place = tensor(at(index, rank), torch.int64).to(torch.int64)
+        if dim in dims:
+            t = dims.index(dim)
+            place = place + torch.arange(shape[t]).reshape([-1 if a == t else 1 for a in range(rank)])
+            if t in limits:
+                valid = valid & (place >= 0) & (place < at(limits[t], rank))
+        places.append(place)
+    return [torch.where(valid, place, 0) for place in places], valid
+
+
+def load(
+    programs: Programs,
+    memory: Tensor,
+    shape: Sequence[int],
+    indices: Sequence[Scalar],
+    dims: Sequence[int],
+    limits: dict[int, Scalar],
+    fresh: bool = False,
+) -> Tensor:
+    """A tile, or with no `dims` a scalar [z, y]; elements outside the limits are 0.
+
+    `fresh` asks for a copy, for memory that the kernel also writes.
+    """
+    view = _view(memory, shape, indices, dims, limits)
+    if view is None:
+        places, valid = _places(memory, shape, indices, dims, limits, programs.active)
+        return _read(memory, places, valid)
+    if not view.partial:
+        return view.memory.clone() if fresh else view.memory
+    if view.empty:
+        return memory.new_zeros(()).expand(1, 1, *shape)
+    result = memory.new_zeros(*view.memory.shape[:2], *shape)
+    result[(..., *view.tile)] = view.memory
+    return result
+
+
+def _read(memory: Tensor, places: Sequence[Tensor], valid: Tensor) -> Tensor:
+    if memory.numel() == 0:
+        return memory.new_zeros(torch.broadcast_shapes(valid.shape, *(p.shape for p in places)))
+    return torch.where(valid, memory[tuple(places)], memory.new_zeros(()))
+
+
+def store(
+    programs: Programs,
+    value: Scalar,
+    memory: Tensor,
+    shape: Sequence[int],
+    indices: Sequence[Scalar],
+    dims: Sequence[int],
+    limits: dict[int, Scalar],
+) -> None:
+    """Writes a tile or scalar where it is inside the limits and its program is active."""
+    value = _element(value, memory.dtype)
+    view = _view(memory, shape, indices, dims, limits) if programs.active is None else None
+    if view is not None and view.empty:
+        return
+    if view is None or view.copied or not _fits(value, view.memory):
+        places, valid = _places(memory, shape, indices, dims, limits, programs.active)
+        _write(memory, places, valid, value, accumulate=False)
+        return
+    view.memory.copy_(value[(..., *view.tile)])
+
+
+def atomic_add(
+    programs: Programs,
+    value: Scalar,
+    memory: Tensor,
+    shape: Sequence[int],
+    indices: Sequence[Scalar],
+    dims: Sequence[int],
+    limits: dict[int, Scalar],
+) -> None:
+    """Adds each active program's tile; programs that meet in an element all count."""
+    value = _element(value, memory.dtype)
+    view = _view(memory, shape, indices, dims, limits) if programs.active is None else None
+    if view is not None and view.empty:
+        return
+    if view is not None and not view.copied and view.memory.shape[:2] == programs.shape:
+        view.memory.add_(value[(..., *view.tile)])
+        return
+    places, valid = _places(memory, shape, indices, dims, limits, programs.active)
+    _write(memory, places, valid.expand(*programs.shape, *valid.shape[2:]), value, accumulate=True)
+
+
+def _element(value: Scalar, dtype: torch.dtype) -> Tensor:
+    return value if isinstance(value, Tensor) and value.ndim >= 2 else tensor(value, dtype).reshape(1, 1)
+
+
+def _fits(value: Tensor, view: Tensor) -> bool:
+    """Whether no two programs of the batch write to one element of the view."""
+    return all(v in (1, m) for v, m in zip(value.shape[:2], view.shape[:2], strict=True))
+
+
+def _write(memory: Tensor, places: Sequence[Tensor], valid: Tensor, value: Tensor, accumulate: bool) -> None:
+    full = torch.broadcast_shapes(valid.shape, value.shape, *(p.shape for p in places))
+    mask = valid.expand(full)
+    index = tuple(p.expand(full)[mask] for p in places)
+    memory.index_put_(index, value.expand(full)[mask].to(memory.dtype), accumulate=accumulate)
+
+
+def gather(memory: Tensor, indices: Sequence[Scalar], guard: Scalar) -> Tensor:
+    """One element per element of the indices, 0 where the guard is false."""
+    where = tensor(guard, torch.bool)
+    if isinstance(guard, bool) and guard:
+        places = [tensor(i, torch.int64).to(torch.int64) for i in indices]
+        return memory[tuple(places)]
+    return _read(memory, [torch.where(where, i, 0).to(torch.int64) for i in indices], where)
+
+
+def scatter_add(
+    programs: Programs, value: Scalar, shape: Sequence[int], memory: Tensor, indices: Sequence[Scalar], guard: Scalar
+) -> None:
+    """Adds each element of each active program's tile at its own place."""
+    rank = len(shape)
+    valid = tensor(guard, torch.bool)
+    if programs.active is not None:
+        valid = valid & programs.active.reshape(*programs.active.shape, *[1] * rank)
+    full = (*programs.shape, *shape)
+    mask = valid.expand(full)
+    places = tuple(tensor(i, torch.int64).to(torch.int64).expand(full)[mask] for i in indices)
+    values = tensor(value, memory.dtype).expand(full)[mask]
+    memory.index_put_(places, values.to(memory.dtype), accumulate=True)

@@ -1,0 +1,276 @@
+"""What generated CPU code calls: batches of programs, masked loops and branches, scalar helpers.
+
+A kernel runs for a batch of programs at once: all of one position on grid axis 0, several on axes 2 (z)
+and 1 (y). A tile is a tensor [z, y, ...tile], in which z and y may be 1 where its programs agree; a
+scalar is a Python number, or a tensor [z, y] where programs may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+import torch
+from torch import Tensor
+
+Scalar = Tensor | int | float | bool
+
+BATCH = 8
+"""Programs in a batch: temporaries of one block of each should stay in the cache."""
+
+
+class Programs:
+    """A batch of programs, and which of them are active in the current loop or branch (None: all)."""
+
+    def __init__(self, first: int, ys: range, zs: range):
+        self._ids: tuple[Scalar, Tensor, Tensor] = (
+            first,
+            torch.arange(ys.start, ys.stop, dtype=torch.int32)[None, :],
+            torch.arange(zs.start, zs.stop, dtype=torch.int32)[:, None],
+        )
+        self.shape = (len(zs), len(ys))
+        self.active: Tensor | None = None
+
+    def id(self, axis: int) -> Scalar:
+        """The position of each program on a grid axis."""
+        return self._ids[axis]
+
+    def loop(self, low: Scalar, high: Scalar, step: Scalar) -> Generator[Scalar]:
+        """The induction values of a loop whose bounds may differ between programs.
+
+        Where they do, every program runs as many trips as the longest; `active` says who is in range, and
+        `keep` leaves the carries of the others alone.
+        """
+        low, high, step = number(low), number(high), number(step)
+        if not isinstance(low, Tensor) and not isinstance(high, Tensor) and not isinstance(step, Tensor):
+            yield from range(int(low), int(high), int(step))
+            return
+        outer = self.active
+        low, high = tensor(low, torch.int32), tensor(high, torch.int32)
+        for value in _trips(low, high, step, self._reach(low, high)):
+            inside = (low <= value) & (value < high)
+            if self._enter(outer, inside):
+                yield value
+        self.active = outer
+
+    def _reach(self, low: Tensor, high: Tensor) -> Tensor:
+        """Which programs take part in a loop at all."""
+        nonempty = low < high
+        return nonempty if self.active is None else nonempty & self.active
+
+    def _enter(self, outer: Tensor | None, inside: Tensor) -> bool:
+        active = inside if outer is None else inside & outer
+        self.active = None if bool(active.all()) else active
+        return self.active is None or bool(active.any())
+
+    def keep(self, new: Scalar, old: Scalar) -> Scalar:
+        """The new value of a loop carry where programs are active, else the old."""
+        return new if self.active is None else select(_against(self.active, new, old), new, old)
+
+    def branch(self, condition: Scalar) -> Generator[bool]:
+        """True, False or both: the sides of a branch that some active program takes; `active` is set meanwhile."""
+        condition = number(condition)
+        if not isinstance(condition, Tensor):
+            yield bool(condition)
+            return
+        outer = self.active
+        for side in (True, False):
+            if self._enter(outer, condition == side):
+                yield side
+        self.active = outer
+
+    def join(self, condition: Scalar, then: Scalar | None, otherwise: Scalar | None) -> Scalar:
+        """The result of a branch; None stands for a side that no program took."""
+        if then is None or otherwise is None:
+            result = otherwise if then is None else then
+            assert result is not None
+            return result
+        condition = number(condition)
+        if not isinstance(condition, Tensor):
+            return then if condition else otherwise
+        return select(_against(condition, then, otherwise), then, otherwise)
+
+
+def _trips(low: Tensor, high: Tensor, step: Scalar, reach: Tensor) -> Generator[Scalar]:
+    """Induction values; plain numbers where all programs step on the same grid."""
+    if not bool(reach.any()):
+        return
+    lows, highs = (t.expand(reach.shape)[reach] for t in torch.broadcast_tensors(low, high))
+    if not isinstance(step, Tensor) and bool(((lows - lows[0]) % step == 0).all()):
+        yield from range(int(lows.min()), int(highs.max()), int(step))
+        return
+    value = low
+    while bool((reach & (value < high)).any()):
+        yield value
+        value = value + step
+
+
+def _against(mask: Tensor, *values: Scalar) -> Tensor:
+    """A mask [z, y] with as many trailing axes as the values need."""
+    rank = max((v.ndim for v in values if isinstance(v, Tensor)), default=2)
+    return mask.reshape(*mask.shape, *[1] * (rank - 2))
+
+
+def launch(kernel: Callable[..., None], grid: Sequence[int], arguments: Sequence[Tensor | int | float]) -> None:
+    """Runs every program of a grid, batch after batch."""
+    blocks, heads, batches = grid
+    ys = min(heads, BATCH)
+    zs = max(1, BATCH // ys)
+    for z in range(0, batches, zs):
+        for y in range(0, heads, ys):
+            for block in range(blocks):
+                programs = Programs(block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)))
+                kernel(programs, *arguments)
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def number(value: Scalar) -> Scalar:
+    """A Python number where all programs agree by construction (a tensor of one element)."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def tensor(value: Scalar, dtype: torch.dtype) -> Tensor:
+    """A tensor, whatever it was."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
+
+
+def at(value: Scalar, rank: int) -> Scalar:
+    """A scalar as an operand of a map over `rank` axes."""
+    return value.reshape(*value.shape, *[1] * rank) if isinstance(value, Tensor) else value
+
+
+def full(value: Scalar, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tile from something that broadcasts to it."""
+    if not isinstance(value, Tensor) or value.ndim < 2:
+        return tensor(value, dtype).expand(1, 1, *shape)
+    return value.expand(*value.shape[:2], *shape)
+
+
+def iota(start: Scalar, size: int) -> Tensor:
+    """start, start + 1, ... of i32."""
+    if isinstance(start, Tensor):
+        return start[..., None] + torch.arange(size, dtype=torch.int32)
+    return torch.arange(int(start), int(start) + size, dtype=torch.int32)[None, None]
+
+
+def dot(a: Tensor, b: Tensor, acc: Tensor | None) -> Tensor:
+    """acc + a @ b in f32, one product for the whole batch."""
+    a, b = a.to(torch.float32), b.to(torch.float32)
+    if acc is None:
+        return torch.matmul(a, b)
+    if a.shape[:2] != b.shape[:2] or a.shape[:2] != acc.shape[:2]:
+        return acc + torch.matmul(a, b)
+    return torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+
+
+def concat(values: Sequence[Tensor], axis: int) -> Tensor:
+    """Tiles joined along a (negative) axis."""
+    batch = torch.broadcast_shapes(*(v.shape[:2] for v in values))
+    return torch.cat([v.expand(*batch, *v.shape[2:]) for v in values], axis)
+
+
+def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
+    """Elementwise choice; of two numbers where the condition is a plain bool."""
+    if not isinstance(condition, Tensor):
+        return then if condition else otherwise
+    return torch.where(condition, then, otherwise)
+
+
+# --- scalars -----------------------------------------------------------------------------------
+
+
+def wrap(value: Scalar, bits: int) -> Scalar:
+    """A Python integer at a width; tensors wrap by themselves."""
+    if isinstance(value, Tensor) or -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        return value
+    return (int(value) + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+
+
+def divsi(a: Scalar, b: Scalar) -> Scalar:
+    """The quotient rounded toward zero; by zero it is 0 and does not trap."""
+    return _divide(a, b, "trunc")
+
+
+def floordivsi(a: Scalar, b: Scalar) -> Scalar:
+    """The quotient rounded down; by zero it is 0."""
+    return _divide(a, b, "floor")
+
+
+def _divide(a: Scalar, b: Scalar, rounding: str) -> Scalar:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        if isinstance(b, Tensor):
+            return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode=rounding))
+        return torch.div(a, b, rounding_mode=rounding) if b else a * 0
+    if not b:
+        return 0
+    return int(a // b) if rounding == "floor" or (a < 0) == (b < 0) else -int(-a // b)
+
+
+def remsi(a: Scalar, b: Scalar) -> Scalar:
+    """The remainder of `divsi`: it has the sign of `a`."""
+    return a - divsi(a, b) * b
+
+
+def minsi(a: Scalar, b: Scalar) -> Scalar:
+    return _pick(torch.minimum, min, a, b)
+
+
+def maxsi(a: Scalar, b: Scalar) -> Scalar:
+    return _pick(torch.maximum, max, a, b)
+
+
+def _pick(on_tensors: Callable[..., Tensor], on_numbers: Callable[..., Scalar], a: Scalar, b: Scalar) -> Scalar:
+    if isinstance(a, Tensor):
+        return on_tensors(a, tensor(b, a.dtype))
+    return on_tensors(tensor(a, b.dtype), b) if isinstance(b, Tensor) else on_numbers(a, b)
+
+
+def unsigned(value: Scalar, bits: int) -> Scalar:
+    """A value whose signed order is the unsigned order of the argument."""
+    return value ^ -(1 << (bits - 1)) if bits > 1 else value  # type: ignore[operator]
+
+
+def shrui(a: Scalar, b: Scalar, bits: int) -> Scalar:
+    """A logical shift to the right: the bits that the sign fills in are cleared."""
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return wrap((int(a) & ((1 << bits) - 1)) >> int(b), bits)
+    dtype = a.dtype if isinstance(a, Tensor) else b.dtype  # type: ignore[union-attr]
+    a, b = tensor(a, dtype), tensor(b, dtype)
+    return torch.where(b == 0, a, (a >> b) & ~(-1 << (bits - b.clamp(min=1))))
+
+
+def cast(value: Scalar, dtype: torch.dtype) -> Scalar:
+    """To a float or integer type; a number stays one unless it must be rounded to a narrow float."""
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    if not dtype.is_floating_point:
+        return int(value)
+    return float(value) if dtype in (torch.float32, torch.float64) else torch.tensor(value, dtype=dtype)
+
+
+def extsi(value: Scalar, dtype: torch.dtype) -> Scalar:
+    """A true i1 is -1."""
+    if isinstance(value, Tensor):
+        return -value.to(dtype) if value.dtype == torch.bool else value.to(dtype)
+    return -int(value) if isinstance(value, bool) else value
+
+
+def extui(value: Scalar, dtype: torch.dtype) -> Scalar:
+    if not isinstance(value, Tensor) or value.dtype == torch.bool:
+        return cast(value, dtype)
+    return value.to(dtype) & ((1 << torch.iinfo(value.dtype).bits) - 1)
+
+
+def trunci(value: Scalar, dtype: torch.dtype) -> Scalar:
+    if dtype == torch.bool:
+        return (value & 1) != 0  # type: ignore[operator]
+    return value.to(dtype) if isinstance(value, Tensor) else wrap(value, torch.iinfo(dtype).bits)
+
+
+def sitofp(value: Scalar, dtype: torch.dtype) -> Scalar:
+    return cast(extsi(value, torch.int8) if _is_bool(value) else value, dtype)
+
+
+def _is_bool(value: Scalar) -> bool:
+    return value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
