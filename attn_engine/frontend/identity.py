@@ -124,8 +124,9 @@ class _Walk:
                 items = cast("list[object]", value)
                 return (type(items), *(self.value(item, f"{name}{i}") for i, item in enumerate(items)))
             case dict():
-                entries = cast("dict[object, object]", value).items()
-                return (type(value), *((self.value(k, name), self.value(v, f"{name}_{k}")) for k, v in entries))
+                table = cast("dict[object, object]", value)
+                entries = table.items()
+                return (type(table), *((self.value(k, name), self.value(v, f"{name}_{k}")) for k, v in entries))
             case staticmethod() | classmethod():
                 return self.value(cast("object", value.__func__), name)  # type: ignore[reportUnknownMemberType]
             case CustomIO():
@@ -136,7 +137,7 @@ class _Walk:
     def opaque(self, value: Any, name: str) -> Key:
         """Something known by identity, by the number it is, or by its attributes."""
         if (number := as_number(value)) is not None:
-            return (type(value), repr(number))
+            return ("number", value.dtype.str, repr(number))
         if isinstance(value, _BUILTIN):
             return self.builtin(value)
         if isinstance(value, types.ModuleType | type):
@@ -144,7 +145,11 @@ class _Walk:
                 return ("constant", value)
             return (value, *self.members(value, vars(value).get))
         if type(value).__flags__ & _HEAP_TYPE and not isinstance(value, torch.Generator):
-            return ("object", type(value), *self.members(value, functools.partial(_attribute, value)))
+            return (
+                "object",
+                cast("type[object]", type(value)),
+                *self.members(value, functools.partial(_attribute, value)),
+            )
         raise _UndecidableError
 
     def builtin(self, function: Any) -> Key:

@@ -33,7 +33,7 @@ def create_block_mask(
     kv = torch.arange(KV, device=device)
     shape = (B or 1, H or 1, -(-Q // Qblk), -(-KV // KVblk))
     out = torch.zeros(shape, dtype=torch.int8, device=device)
-    for i, q in enumerate(torch.arange(Q, device=device).split(Qblk)):
+    for i, q in enumerate(_split(torch.arange(Q, device=device), Qblk)):
         visible = _evaluate(mask_mod, b, h, q.view(-1, 1), kv)
         keys = visible.expand(shape[0], shape[1], len(q), KV).any(dim=2)
         padded = torch.nn.functional.pad(keys, (0, shape[3] * KVblk - KV))
@@ -48,3 +48,7 @@ def _evaluate(mask_mod: Mask, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor,
         kind = visible.dtype if isinstance(visible, torch.Tensor) else type(visible).__name__
         refuse(ReturnValueError, f"mask_mod returns {kind}", "return a comparison such as q_idx >= kv_idx", mask_mod)
     return visible
+
+
+def _split(positions: torch.Tensor, size: int) -> list[torch.Tensor]:
+    return [positions[i : i + size] for i in range(0, len(positions), size)]

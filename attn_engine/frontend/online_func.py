@@ -17,8 +17,8 @@ from xdsl.ir import SSAValue
 
 from attn_engine.errors import OnlineFuncError
 from attn_engine.frontend.custom_io import CustomIO
-from attn_engine.frontend.region import Function, Level, RegionTrace, as_number
 from attn_engine.frontend.reductions import ONLINE_FUNCTIONS
+from attn_engine.frontend.region import Function, Level, RegionTrace, as_number
 from attn_engine.frontend.source import refuse
 from attn_engine.frontend.symbols import Operand, Symbol, TracedValue
 
@@ -220,7 +220,7 @@ def _row_values(
     """A returned dict of row values, checked: the declared names, one number per row each."""
     if not isinstance(values, Mapping) or set(cast("Mapping[str, object]", values)) != names:
         _broken(function, f"the returned {what} are not a dict of {', '.join(sorted(names)) or 'nothing'}, as declared")
-    checked = {}
+    checked: dict[str, Symbol] = {}
     for name, value in cast("Mapping[str, object]", values).items():
         symbol = value if isinstance(value, Symbol) else region.as_f32(value)
         if not isinstance(symbol, KnownSymbol) and region.level(symbol) is Level.ELEMENT:

@@ -7,13 +7,12 @@ from typing import NamedTuple, NoReturn
 from xdsl.dialects import math
 
 from attn_engine.dialects import attn
+from attn_engine.dialects.attn import ReduceKind, TieRule
 from attn_engine.errors import OperandError, ReductionError
 from attn_engine.frontend.functions import ELEMENTWISE
 from attn_engine.frontend.region import Function, Level, RegionTrace
-from attn_engine.frontend.source import refuse
+from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol
-
-ReduceKind, TieRule = attn.ReduceKind, attn.TieRule
 
 
 class NoIndices:
@@ -128,8 +127,10 @@ def vector_norm(
     if order == 1:
         return row_sum(r, abs(value))
     if order == float("inf"):
-        return row_amax(r, abs(value))  # type: ignore[return-value]
-    refuse(OperandError, f"a norm of order {order!r}", "write 1, 2 or inf, or the sum itself: (s.abs() ** 3).sum()")
+        return reduce(r, ReduceKind.MAX, abs(value), TieRule.SPLIT)
+    raise refusal(
+        OperandError, f"a norm of order {order!r}", "write 1, 2 or inf, or the sum itself: (s.abs() ** 3).sum()"
+    )
 
 
 def get_reduce(r: RegionTrace, x: object, kind: str) -> object:
@@ -144,7 +145,7 @@ def get_reduce(r: RegionTrace, x: object, kind: str) -> object:
         case "min":
             return row_amin(r, x)
         case _:
-            refuse(ReductionError, f"get_reduce({kind!r})", 'write "sum", "max", "min" or "abssum"')
+            raise refusal(ReductionError, f"get_reduce({kind!r})", 'write "sum", "max", "min" or "abssum"')
 
 
 _NORMS: dict[str, Function] = {"vector_norm": vector_norm, "norm": vector_norm}
@@ -194,7 +195,11 @@ _ELEMENTWISE_EXTREMA: dict[str, Function] = {
 
 def _online_extremum(row: Function, elementwise: Function) -> Function:
     """In an OnlineFunc `x.max(y)` is elementwise, an integer y too."""
-    return lambda r, x, other=None, **kwargs: row(r, x, **kwargs) if other is None else elementwise(r, x, other)
+
+    def function(r: RegionTrace, x: object, other: object = None, **kwargs: object) -> object:
+        return row(r, x, **kwargs) if other is None else elementwise(r, x, other)
+
+    return function
 
 
 _NEVER = ("all", "any", "argmax", "argmin", "cumsum", "count_nonzero", "median", "prod", "sort", "std", "topk", "var")

@@ -21,7 +21,7 @@ from attn_engine.errors import (
     OperandError,
     UnsupportedFunctionError,
 )
-from attn_engine.frontend.source import refuse
+from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol, TracedValue
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RegionTrace:
             case (1, 2):
                 return self.emit(arith.SIToFPOp(symbol.value, f32))
             case _:
-                refuse(
+                raise refusal(
                     OperandError,
                     f"a value is {symbol.type} where {type_} is needed",
                     "cast it: x.long() truncates, (x != 0) makes a condition",
@@ -206,7 +206,7 @@ class RegionTrace:
         if index is None or index is Ellipsis or isinstance(index, slice | list):
             refuse(
                 CaptureIndexError,
-                f"tensor '{self.tracer.name_of(tensor)}' is indexed by {_describe(index)}",
+                f"tensor '{self.tracer.name_of(tensor)}' is indexed by {_describe(cast('object', index))}",
                 "index it to one element with integers; slice, reshape and reduce it outside of the function",
             )
         symbol = self.symbol(index)

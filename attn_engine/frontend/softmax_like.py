@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Block, SSAValue
@@ -56,9 +58,8 @@ class _Shape:
             case _:
                 return False
 
-    def _one_side(self, a: SSAValue, b: SSAValue, test: object) -> bool:
-        assert callable(test)
-        return bool((self.of_row(b) and test(a)) or (self.of_row(a) and test(b)))
+    def _one_side(self, a: SSAValue, b: SSAValue, test: Callable[[SSAValue], bool]) -> bool:
+        return (self.of_row(b) and test(a)) or (self.of_row(a) and test(b))
 
 
 def _constant(value: SSAValue) -> float | None:

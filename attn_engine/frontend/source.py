@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -33,7 +33,7 @@ def format_line(file: str, line: int, context: dict[str, object] | None = None) 
 
 def user_line() -> str:
     """The innermost line on the stack that is neither ours nor torch's."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_user_code(frame.f_code.co_filename):
             return format_line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
@@ -51,6 +51,13 @@ def definition_line(function: object) -> str:
     return format_line(code.co_filename, code.co_firstlineno)
 
 
+def refusal(
+    error: type[TraceError], problem: str, fix: str, function: Callable[..., object] | None = None
+) -> TraceError:
+    """An error at the running user line or, with `function`, at the definition of that function."""
+    return error(problem, fix, definition_line(function) if function is not None else user_line())
+
+
 def refuse(error: type[TraceError], problem: str, fix: str, function: Callable[..., object] | None = None) -> NoReturn:
-    """Raise `error` at the running user line or, with `function`, at the definition of that function."""
-    raise error(problem, fix, definition_line(function) if function is not None else user_line())
+    """Raise that error."""
+    raise refusal(error, problem, fix, function)

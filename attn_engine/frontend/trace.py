@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -16,7 +16,7 @@ from xdsl.ir import Attribute
 
 from attn_engine.errors import CaptureTypeError, SignatureError
 from attn_engine.frontend.region import RegionTrace
-from attn_engine.frontend.source import refuse
+from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import TracedValue
 
 ELEMENT_TYPES: dict[torch.dtype, Attribute] = {
@@ -158,7 +158,7 @@ class _TracingMode(TorchFunctionMode):
             return result
         name = _name_of(func)
         if name == "getitem" and isinstance(args[0], torch.Tensor):
-            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            indices = cast("tuple[object, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
             return self.region.load(args[0], indices)
         ignored = ("_stacklevel", "inplace")
         return self.region.apply(
@@ -181,7 +181,8 @@ def _contains_traced(values: Iterable[object]) -> bool:
         if isinstance(value, TracedValue):
             return True
         if isinstance(value, slice):
-            value = (value.start, value.stop, value.step)
+            bounds = cast("slice[object, object, object]", value)
+            value = (bounds.start, bounds.stop, bounds.step)
         if isinstance(value, tuple | list) and _contains_traced(value):  # type: ignore[arg-type]
             return True
     return False
@@ -209,4 +210,4 @@ def choose_arity(function: Callable[..., object], name: str, accepted: Sequence[
     for count in accepted:
         if required <= count <= most:
             return count
-    refuse(SignatureError, f"{name} takes {required} arguments", f"write it as {signature}", function)
+    raise refusal(SignatureError, f"{name} takes {required} arguments", f"write it as {signature}", function)
