@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
@@ -22,6 +23,7 @@ LN2 = math.log(2.0)
 # Operations without operands, for atoms that no operation of the user stands for.
 ABS = math_dialect.AbsFOp.create(operands=[], result_types=[f32])
 LOG = math_dialect.LogOp.create(operands=[], result_types=[f32])
+SELECT = arith.SelectOp.create(operands=[], result_types=[f32])
 
 
 def constant(x: float) -> Sum:
@@ -90,13 +92,16 @@ def _nearest(values: Sequence[float | Fraction]) -> float | Fraction:
     return max(values) if all(v < 0 for v in values) else 0
 
 
-def content(value: Sum) -> Product:
-    """The largest product that divides every term."""
+def content(value: Sum, split_exponents: bool = True) -> Product:
+    """The largest product that divides every term; `split_exponents`: a part of their exponents too."""
     products = [p for p, _ in value.terms]
     factors: list[tuple[Atom, Fraction]] = []
     for atom, _ in products[0].factors:
         power = _nearest([dict(p.factors).get(atom, Fraction(0)) for p in products])
         factors.append((atom, Fraction(power)))
+    if not split_exponents:
+        same = all(p.exponent == products[0].exponent for p in products)
+        return make_product(factors, products[0].exponent if same else ZERO)
     exponents: list[tuple[Product, float]] = []
     for term, _ in products[0].exponent.terms:
         exponents.append((term, float(_nearest([dict(p.exponent.terms).get(term, 0.0) for p in products]))))
@@ -108,10 +113,17 @@ def inverse(product: Product) -> Product:
 
 
 class Algebra:
-    """Interns the atoms of one analysis; all its expressions are comparable with each other."""
+    """Interns the atoms of one analysis; all its expressions are comparable with each other.
 
-    def __init__(self) -> None:
+    With `split_exponents`, exp(-m) + exp(s - m) is exp(-m) * (1 + exp(s)) where it is a factor: that
+    proves more, but is not to be computed, exp(s) being out of range where exp(s - m) is not.
+    """
+
+    def __init__(self, split_exponents: bool = False) -> None:
+        self.split_exponents = split_exponents
         self._atoms: dict[Key, Atom] = {}
+        self.factored: dict[Sum, Sum] = {}
+        """Exponents as they were before their products were multiplied out."""
 
     def _intern(self, key: Key, name: str, **fields: object) -> Atom:
         atom = self._atoms.get(key)
@@ -144,7 +156,10 @@ class Algebra:
         key: Key = ("reduction", properties, element, tag)
         number = len(self._atoms)
         states = frozenset([number])
-        atom = self._intern(key, operation.name, operation=operation, args=(element,), states=states)
+        stabilised = bool(tag)
+        atom = self._intern(
+            key, operation.name, operation=operation, args=(element,), states=states, stabilised=stabilised
+        )
         return as_sum(make_product([(atom, Fraction(1))], ZERO))
 
     def group(self, value: Sum) -> Atom:
@@ -157,7 +172,7 @@ class Algebra:
             return ONE_PRODUCT, 0.0
         if len(value.terms) == 1:
             return value.terms[0]
-        common = content(value)
+        common = content(value, self.split_exponents)
         back = inverse(common)
         rest = make_sum((multiply_products(p, back), c) for p, c in value.terms)
         if len(rest.terms) < 2:
@@ -206,6 +221,16 @@ class Algebra:
         assert result is not None
         return result
 
+    def select(self, condition: Sum, chosen: Sum, other: Sum) -> Sum:
+        """A select. With one branch zero it is the other branch times an indicator."""
+        if chosen == other:
+            return chosen
+        if other == ZERO and chosen != ONE:
+            return self.mul(self.select(condition, ONE, ZERO), chosen)
+        if chosen == ZERO and other != ONE:
+            return self.mul(self.select(condition, ZERO, ONE), other)
+        return self.opaque(SELECT, [condition, chosen, other])
+
     def absolute(self, value: Sum) -> Sum:
         """|value|: absolute values of the factors."""
         product, number = self.as_product(value)
@@ -224,7 +249,10 @@ class Algebra:
                 exponent.append((product, c))
             else:
                 factors = self.mul(factors, raised)
-        return self.mul(factors, as_sum(Product((), make_sum(exponent))))
+        result = make_sum(exponent)
+        if factors == ONE and result != value:
+            self.factored.setdefault(result, value)
+        return self.mul(factors, as_sum(Product((), result)))
 
     def log(self, value: Sum) -> Sum:
         """log(value): exponents and positive factors leave the logarithm."""

@@ -28,6 +28,7 @@ class Atom:
     - `value`: the SSA value, of a leaf;
     - `operation` and `args`: an operation of the same name and properties, and its operands;
     - `on_kv`: whether it varies along the keys of a row;
+    - `stabilised`: of a reduction, whether its state is rescaled while the row runs;
     - `states`: numbers of the reductions (or reduction states) that it reads.
     """
 
@@ -38,6 +39,7 @@ class Atom:
     args: tuple[Sum, ...] = field(compare=False, default=())
     on_kv: bool = field(compare=False, default=False)
     states: frozenset[int] = field(compare=False, default=frozenset())
+    stabilised: bool = field(compare=False, default=False)
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,13 @@ ONE_PRODUCT = Product((), ZERO)
 ONE = Sum(((ONE_PRODUCT, 1.0),))
 
 
+def indicator_condition(atom: Atom) -> tuple[Sum, bool] | None:
+    """Of an atom that is 1 where a condition has a value and else 0: the condition and that value."""
+    if atom.name != "arith.select" or atom.args[1:] not in ((ONE, ZERO), (ZERO, ONE)):
+        return None
+    return atom.args[0], atom.args[1] == ONE
+
+
 def atoms_of(value: Sum) -> Iterator[Atom]:
     """Every atom in a value, those in exponents and in arguments of atoms too."""
     for product, _ in value.terms:
@@ -147,5 +156,9 @@ def show_atom(atom: Atom) -> str:
         return f"({show(atom.args[0])})"
     if atom.value is not None:
         return atom.value.name_hint or atom.name
+    if atom.name == "attn.row_reduce" and atom.operation is not None:
+        name = atom.operation.results[0].name_hint
+        if name is not None:
+            return name
     name = atom.name.rpartition(".")[2]
     return f"{name}({', '.join(show(a) for a in atom.args)})" if atom.args else name

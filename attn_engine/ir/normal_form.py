@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import log
+from math import inf, log
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp, YieldOp
@@ -101,9 +101,12 @@ class NormalForms:
                 self._forms[result] = self.algebra.leaf(result, any(a.on_kv for a in args))
 
     def _apply(self, operation: Operation, args: list[Sum]) -> Sum:
+        if isinstance(operation, arith.SelectOp) and operation.result.type == f32:
+            live = _in_live_rows(*args)
+            return self.algebra.select(*args) if live is None else live
         if isinstance(operation, arith.ConstantOp) and isinstance(operation.value, FloatAttr):
             number = operation.value.value.data
-            return constant(number) if abs(number) < float("inf") else self.algebra.opaque(operation, [])
+            return constant(number) if abs(number) < inf else self.algebra.opaque(operation, [])
         rule = _RULES.get(type(operation))
         form = rule(self.algebra, args) if rule else None
         return self._clamp(operation, args) if form is None else form
@@ -115,7 +118,7 @@ class NormalForms:
             return self.algebra.opaque(operation, args)
         product, number = self.algebra.as_product(args[0] if args[1] == ZERO else args[1])
         row = [f for f in product.factors if not f[0].on_kv and value_range(as_sum(Product((f,), ZERO))).positive]
-        exponent = make_sum((p, c) for p, c in product.exponent.terms if not p.on_kv)
+        exponent = ZERO if product.exponent.on_kv else product.exponent
         kept = Product(tuple(f for f in product.factors if f not in row), sub(product.exponent, exponent))
         clamped = self.algebra.opaque(operation, [as_sum(kept, number), ZERO])
         return self.algebra.mul(clamped, as_sum(Product(tuple(row), exponent)))
@@ -123,6 +126,48 @@ class NormalForms:
 
 def _argument_on_kv(argument: BlockArgument) -> bool:
     return argument.index in (0, 4)
+
+
+_EQUAL = {1: True, 8: True, 6: False, 13: False}
+_GREATER = {2: False, 9: False}
+_LESS = {4: False, 11: False}
+
+
+def _in_live_rows(condition: Sum, chosen: Sum, other: Sum) -> Sum | None:
+    """`select(m == -inf, anything, x)` is x for a maximum m: where m is -inf the row is dead, its result fixed.
+
+    The same for inequality, `m > -inf`, and a minimum with +inf.
+    """
+    atom = condition.atom
+    operation = atom.operation if atom else None
+    if atom is None or not isinstance(operation, arith.CmpfOp):
+        return None
+    (left, right), predicate = atom.args, operation.predicate
+    assert isinstance(predicate, IntegerAttr)
+    number = predicate.value.data
+    for value, bound, strict in ((left, right, _GREATER), (right, left, _LESS)):
+        kind = _reduction_kind(value)
+        if kind is ReduceKind.MIN:
+            strict = _LESS if strict is _GREATER else _GREATER
+        is_dead = (_EQUAL | strict).get(number)
+        if kind is not None and is_dead is not None and _is_infinite(bound, negative=kind is ReduceKind.MAX):
+            return other if is_dead else chosen
+    return None
+
+
+def _reduction_kind(value: Sum) -> ReduceKind | None:
+    operation = value.atom.operation if value.atom else None
+    if not isinstance(operation, RowReduceOp):
+        return None
+    kind = ReduceKind(operation.kind.data)
+    return kind if kind in (ReduceKind.MAX, ReduceKind.MIN) else None
+
+
+def _is_infinite(value: Sum, negative: bool) -> bool:
+    operation = value.atom.operation if value.atom else None
+    if not isinstance(operation, arith.ConstantOp) or not isinstance(operation.value, FloatAttr):
+        return False
+    return operation.value.value.data == (-inf if negative else inf)
 
 
 def split_product(product: Product) -> tuple[Product, Product] | None:
@@ -147,7 +192,7 @@ def split_sum(value: Sum) -> tuple[Sum, Sum] | None:
 
 def raw_form(block: Block, algebra: Algebra | None = None) -> NormalForms:
     """Normal forms in which every separable reduction is its row factor times a raw reduction."""
-    algebra = algebra or Algebra()
+    algebra = algebra or Algebra(split_exponents=True)
     return NormalForms(block, algebra, lambda op, element: raw_reduction(algebra, op, element))
 
 
