@@ -20,6 +20,15 @@ class BackendError(AttnEngineError):
     """A backend's manifest is malformed, its name unknown, or its compiler absent."""
 
 
+class BackendUnavailableError(AttnEngineError):
+    """A backend that exists but cannot run here."""
+
+    def __init__(self, backend: str, reason: str, others: list[str]):
+        usable = f"usable here: {', '.join(others)}" if others else "no other backend is usable here"
+        super().__init__(f"backend '{backend}' cannot run here: {reason}; {usable}")
+        self.backend = backend
+
+
 class UnsupportedTileShapeError(AttnEngineError):
     """A backend cannot hold a tile of this shape."""
 
@@ -123,3 +132,88 @@ class UnsupportedGradientError(AttnEngineError):
             "tensors that it reads without requires_grad"
         )
         self.what = what
+
+
+class LayoutError(AttnEngineError):
+    """A layout that does not exist."""
+
+    def __init__(self, layout: str):
+        super().__init__(f"layout '{layout}' is unknown; write 'bshd' (batch, positions, heads, channels) or 'bhsd'")
+
+
+class MetaMismatchError(AttnEngineError):
+    """A tensor that is not what its meta tensor promised, or too few or many of them."""
+
+    def __init__(self, name: str, have: str, want: str):
+        super().__init__(f"{name}: got {have}, the engine was made for {want} (batch, heads, positions, channels)")
+
+
+class MaskSizeError(AttnEngineError):
+    """A mask made for other sizes than those of the tensors."""
+
+    def __init__(self, shape: tuple[int, ...], problem: str):
+        super().__init__(f"block mask of shape {shape}: {problem}; make it with create_block_mask for these tensors")
+
+
+class ArgumentError(AttnEngineError, ValueError):
+    """A tensor or number that attention cannot be called with."""
+
+
+class NotATensorError(ArgumentError):
+    """An argument that is no torch tensor."""
+
+
+class RankError(ArgumentError):
+    """A tensor that has not the four dimensions batch, head, position, channel."""
+
+
+class NamedTensorError(ArgumentError):
+    """A tensor with named dimensions."""
+
+
+class DtypeError(ArgumentError):
+    """Tensors of a dtype that kernels do not compute in, or of several dtypes."""
+
+
+class DeviceError(ArgumentError):
+    """Tensors on several devices."""
+
+
+class BatchError(ArgumentError):
+    """Tensors of different batch sizes."""
+
+
+class KeyLengthError(ArgumentError):
+    """Keys and values of different numbers."""
+
+
+class HeadCountError(ArgumentError):
+    """Query heads that do not divide among the key heads."""
+
+
+class HeadDimError(ArgumentError):
+    """Head dims that differ between query and key, or that are zero."""
+
+
+class HeadDimLimitError(ArgumentError):
+    """A head dim beyond what kernels hold."""
+
+
+class BlockMaskError(ArgumentError):
+    """A block mask of the wrong shape or dtype."""
+
+
+class ScaleError(ArgumentError):
+    """A scale that is no finite number."""
+
+
+class NoGradientError(ArgumentError):
+    """A tensor that requires a gradient where none exists."""
+
+
+class RowValueError(AttnEngineError):
+    """A row function returns, beside its weight, a value that differs from key to key."""
+
+    def __init__(self, value: str):
+        super().__init__(f"row value '{value}' depends on the key: reduce it over the row (sum, max, min) first")
+        self.value = value

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 from xdsl.parser import Parser
 
+from attn_engine.dialects import attn
 from attn_engine.frontend import Definition, Traced, build
+from attn_engine.interpreters.scalar import run_region
 from attn_engine.universe import make_context
 
 
@@ -35,3 +38,18 @@ def region_ops(traced: Traced, name: str) -> list[str]:
 
 def _name(match: re.Match[str], numbers: dict[str, str]) -> str:
     return f"%{match[1]}" if match[1] else numbers.setdefault(match[3], f"%{len(numbers)}")
+
+
+def attention_of(traced: Traced) -> attn.AttentionOp:
+    return next(op for op in traced.module.walk() if isinstance(op, attn.AttentionOp))
+
+
+def evaluate(function: Callable[..., object], *inputs: torch.Tensor, place: str = "score_mod") -> torch.Tensor:
+    """What the traced function computes, element by element, by the oracle in fp64; differentiable."""
+    traced = trace(Definition(**{"mask_mod" if place == "mask" else place: function}))
+    block = getattr(attention_of(traced), place).block
+    captures = [c.to(torch.float64) if c.is_floating_point() else c for c in traced.captures]
+    zero = torch.zeros((), dtype=torch.int64)
+    leading = len(block.args) - len(captures)
+    arguments = [*inputs, *[zero] * (leading - len(inputs)), *captures]
+    return run_region(block, arguments)[0]
