@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     I64,
+    BytesAttr,
     ArrayAttr,
     DenseArrayBase,
+    DenseIntOrFPElementsAttr,
     IntAttr,
     IntegerAttr,
     StringAttr,
@@ -128,6 +130,18 @@ def element_of(value: SSAValue | Attribute) -> Attribute:
     """The element type of a tile or of a global tensor; a scalar's own type."""
     type_ = value.type if isinstance(value, SSAValue) else value
     return type_.element_type if isinstance(type_, TensorType | GlobalType) else type_
+
+
+def splat_of(dense: DenseIntOrFPElementsAttr) -> Attribute | None:
+    """The one number that a dense constant consists of, as a scalar attribute; None if its elements differ.
+
+    Looks at bytes: unpacking every element of a tile costs milliseconds.
+    """
+    data, element = dense.data.data, dense.get_element_type()
+    width = element.compile_time_size  # type: ignore[union-attr]
+    if data != data[:width] * (len(data) // width):
+        return None
+    return DenseIntOrFPElementsAttr(TensorType(element, [1]), BytesAttr(data[:width])).get_attrs()[0]
 
 
 def tile_type(shape: Sequence[int], element: Attribute) -> Attribute:

@@ -48,9 +48,9 @@ def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
     """A constant has its type and, in Triton, a shape; a bare Python number has neither."""
     value = op.value
     if isa(value, DenseIntOrFPElementsAttr):
-        if not value.is_splat():
+        number = tile.splat_of(value)
+        if number is None:
             raise UnsupportedOpError("arith.constant of different elements", types.BACKEND_NAME)
-        number = value.get_attrs()[0]
     else:
         number = value
     if not isinstance(number, IntegerAttr | FloatAttr):
