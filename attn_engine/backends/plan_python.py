@@ -15,7 +15,7 @@ def forward(q, scale):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1
@@ -23,6 +23,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule, python_literal
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_memory import ProcessorCountOp
 from attn_engine.errors import UnsupportedOpError
 
 TORCH_DTYPES = {
@@ -39,6 +40,7 @@ TORCH_DTYPES = {
 
 Launch = Callable[[CodeWriter, str, Sequence[str], Sequence[str]], None]
 """Prints one launch: writer, kernel name, grid (three texts, padded with "1"), arguments."""
+Rules = Mapping[type[Operation], Callable[..., None]]
 
 _DIV = "({0} // {1} if ({0} < 0) == ({1} < 0) else -(-{0} // {1}))"
 _COMPARE = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
@@ -71,10 +73,13 @@ _EXPRESSIONS: dict[type[Operation], str] = {
 class PlanPrinter:
     """Prints the ops of one plan; `launch` prints what differs between backends."""
 
-    def __init__(self, writer: CodeWriter, launch: Launch, backend: str, reserved: Sequence[str] = ()):
+    def __init__(
+        self, writer: CodeWriter, launch: Launch, backend: str, reserved: Sequence[str] = (), rules: Rules | None = None
+    ):
         self.writer = writer
         self.launch = launch
         self.backend = backend
+        self.rules = PLAN_RULES if rules is None else rules
         self.names = Names(("torch", *reserved))
 
     def print_plan(self, plan: tile.PlanOp) -> None:
@@ -83,15 +88,15 @@ class PlanPrinter:
         with self.writer.block(f"def {plan.sym_name.data}({', '.join(names)}):"):
             self._print_device(plan, arguments)
             for op in plan.body.block.ops:
-                find_rule(_RULES, op, self.backend)(self, op)
+                find_rule(self.rules, op, self.backend)(self, op)
             self.writer.line("return None")
 
     def _print_device(self, plan: tile.PlanOp, arguments: Sequence[SSAValue]) -> None:
-        if not any(isinstance(op, tile.AllocOp) for op in plan.body.block.ops):
+        if not any(isinstance(op, tile.AllocOp | ProcessorCountOp) for op in plan.body.block.ops):
             return
         tensors = [a for a in arguments if isinstance(a.type, tile.GlobalType)]
         if not tensors:
-            raise UnsupportedOpError("tile.alloc in a plan without tensors", self.backend)
+            raise UnsupportedOpError("tile.alloc or tile.processor_count in a plan without tensors", self.backend)
         self.device = self.names.fresh("device")
         self.writer.line(f"{self.device} = {self.names.of(tensors[0])}.device")
 
@@ -155,7 +160,7 @@ def _end(printer: PlanPrinter, op: tile.EndOp) -> None:
     """The function returns None by itself."""
 
 
-_RULES: dict[type[Operation], Callable[..., None]] = {
+PLAN_RULES: dict[type[Operation], Callable[..., None]] = {
     **dict.fromkeys(_EXPRESSIONS, _expression),
     arith.ConstantOp: _constant,
     arith.CmpiOp: _compare,
@@ -168,7 +173,15 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
 
 
 def print_plan(
-    writer: CodeWriter, plan: tile.PlanOp, launch: Launch, backend: str, reserved: Sequence[str] = ()
+    writer: CodeWriter,
+    plan: tile.PlanOp,
+    launch: Launch,
+    backend: str,
+    reserved: Sequence[str] = (),
+    rules: Rules | None = None,
 ) -> None:
-    """Prints `plan` as a Python function of the same name; `reserved` are global names of the generated module."""
-    PlanPrinter(writer, launch, backend, reserved).print_plan(plan)
+    """Prints `plan` as a Python function of the same name.
+
+    `reserved` are global names of the generated module; `rules` are `PLAN_RULES` and what a backend adds to them.
+    """
+    PlanPrinter(writer, launch, backend, reserved, rules).print_plan(plan)

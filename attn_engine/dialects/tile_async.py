@@ -9,9 +9,9 @@ this level op by op. Roles are here; the rest is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerType, TensorType, i32
+from xdsl.dialects.builtin import DenseArrayBase, TensorType, i32
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, prop_def, traits_def, var_operand_def, var_region_def
 from xdsl.parser import Parser
@@ -120,8 +120,8 @@ class RolesOp(IRDLOperation):
                 raise VerifyException("a role ends in tile.end")
 
 
-def _values(attribute: DenseArrayBase) -> tuple[int, ...]:
-    return DenseArrayBase.get_values(cast("DenseArrayBase[IntegerType]", attribute))
+def _values(attribute: Any) -> list[int]:
+    return [int(number) for number in attribute.get_values()]
 
 
 def _parse_number(parser: Parser, word: str) -> int:

@@ -3,15 +3,18 @@
 // A softmax forward for devices with asynchronous copies and products, at head size 128, for scale > 0: persistent
 // programs of three roles. A producer warp fills rings of two blocks of K and V, from the last block to
 // the first; two consumers of 64 rows each (one region) overlap the product for the next scores with the one for the output.
-// Tiles are handed out by an atomic counter. Blocks past the end read as zeros and are masked in the first, peeled block.
+// The producer takes tiles off an atomic counter and tells the consumers. Blocks past the end read as zeros and are masked in the first, peeled block.
 
 // CHECK-LABEL: tile.kernel @causal
-tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1x1x128x128xf16>, %vd: !tile.descriptor<1x1x128x128xf16>, %od: !tile.descriptor<1x1x64x128xf16>, %lse: !tile.global<3 x f32>, %counter: !tile.global<1 x i32>, %sq: i32, %skv: i32, %heads: i32, %group: i32, %row_tiles: i32, %all_heads: i32, %heads_in_flight: i32, %tiles: i32, %programs: i32, %scale: f32) attributes {num_warps = 4 : i64} {
+tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1x1x128x128xf16>, %vd: !tile.descriptor<1x1x128x128xf16>, %od: !tile.descriptor<1x1x64x128xf16>, %lse: !tile.global<3 x f32>, %counter: !tile.global<1 x i32>, %sq: i32, %skv: i32, %kv_blocks: i32, %heads: i32, %group: i32, %row_tiles: i32, %all_heads: i32, %heads_in_flight: i32, %tiles: i32, %programs: i32, %scale: f32) attributes {num_warps = 4 : i64} {
   %qs = tile.ring : !tile.buffer<2x64x128xf16, shared>
   %os = tile.ring : !tile.buffer<2x64x128xf16, shared>
   %ks = tile.ring : !tile.buffer<2x128x128xf16, shared>
   %vs = tile.ring : !tile.buffer<2x128x128xf16, shared>
-  %cells = tile.ring : !tile.buffer<2xi32, shared>
+  %next_row = tile.ring : !tile.buffer<2xi32, shared>
+  %next_batch = tile.ring : !tile.buffer<2xi32, shared>
+  %next_head = tile.ring : !tile.buffer<2xi32, shared>
+  %next_blocks = tile.ring : !tile.buffer<2xi32, shared>
   %q_full = tile.make_barriers count 1 : !tile.barriers<2>
   %q_empty = tile.make_barriers count 1 : !tile.barriers<2>
   %k_full = tile.make_barriers count 1 : !tile.barriers<2>
@@ -20,39 +23,30 @@ tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor
   %v_empty = tile.make_barriers count 2 : !tile.barriers<2>
   %t_full = tile.make_barriers count 1 : !tile.barriers<2>
   %t_empty = tile.make_barriers count 2 : !tile.barriers<2>
-  tile.roles (%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale, %qs, %os, %ks, %vs, %cells, %q_full, %q_empty, %k_full, %k_empty, %v_full, %v_empty, %t_full, %t_empty) : (!tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2xi32, shared>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>)
+  tile.roles (%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %kv_blocks, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale, %qs, %os, %ks, %vs, %next_row, %next_batch, %next_head, %next_blocks, %q_full, %q_empty, %k_full, %k_empty, %v_full, %v_empty, %t_full, %t_empty) : (!tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>)
     // CHECK: role count 2 warps 4 registers 240
     role count 2 warps 4 registers 240 {
-    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %cells_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
+    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %kv_blocks_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %next_row_: !tile.buffer<2xi32, shared>, %next_batch_: !tile.buffer<2xi32, shared>, %next_head_: !tile.buffer<2xi32, shared>, %next_blocks_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
       %c0 = arith.constant 0 : i32
       %c1 = arith.constant 1 : i32
       %c2 = arith.constant 2 : i32
       %c64 = arith.constant 64 : i32
       %c128 = arith.constant 128 : i32
-      %first_tile = tile.program_id 0
-      %it_end, %t_end, %tile_end = scf.while (%it_w = %c0, %t_w = %c0, %tile_w = %first_tile) : (i32, i32, i32) -> (i32, i32, i32) {
-        %more = arith.cmpi slt, %tile_w, %tiles_ : i32
-        scf.condition(%more) %it_w, %t_w, %tile_w : i32, i32, i32
+      // The next tile, from the producer; a negative row tile is the end.
+      %it_end, %t_end, %mi_end, %b_end, %h_end, %nb_end = scf.while (%it_w = %c0, %t_w = %c0) : (i32, i32) -> (i32, i32, i32, i32, i32, i32) {
+        %cell = arith.andi %t_w, %c1 : i32
+        %t_half = arith.divsi %t_w, %c2 : i32
+        %cell_parity = arith.andi %t_half, %c1 : i32
+        tile.barrier_wait %t_full_[%cell], %cell_parity : !tile.barriers<2>
+        %mi_w = tile.cell_read %next_row_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %b_w = tile.cell_read %next_batch_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %h_w = tile.cell_read %next_head_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %nb_w = tile.cell_read %next_blocks_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        tile.barrier_arrive %t_empty_[%cell] : !tile.barriers<2>
+        %more = arith.cmpi sge, %mi_w, %c0 : i32
+        scf.condition(%more) %it_w, %t_w, %mi_w, %b_w, %h_w, %nb_w : i32, i32, i32, i32, i32, i32
       } do {
-      ^bb0(%it: i32, %t: i32, %tile: i32):
-        // Tile number to (row tile, batch, head): heads in groups whose keys and values stay in the L2 cache.
-        %per_group = arith.muli %row_tiles_, %heads_in_flight_ : i32
-        %g = arith.divsi %tile, %per_group : i32
-        %in_group = arith.remsi %tile, %per_group : i32
-        %first_head = arith.muli %g, %heads_in_flight_ : i32
-        %heads_left = arith.subi %all_heads_, %first_head : i32
-        %width = arith.minsi %heads_in_flight_, %heads_left : i32
-        %mi0 = arith.divsi %in_group, %width : i32
-        %head_in_group = arith.remsi %in_group, %width : i32
-        %head = arith.addi %first_head, %head_in_group : i32
-        %b = arith.divsi %head, %heads_ : i32
-        %h = arith.remsi %head, %heads_ : i32
-        // Long rows first.
-        %last_row = arith.subi %row_tiles_, %c1 : i32
-        %mi = arith.subi %last_row, %mi0 : i32
-        %kv_blocks = arith.ceildivsi %skv_, %c128 : i32
-        %diagonal = arith.addi %mi, %c1 : i32
-        %nb = arith.minsi %diagonal, %kv_blocks : i32
+      ^bb0(%it: i32, %t: i32, %mi: i32, %b: i32, %h: i32, %nb: i32):
         %m0 = arith.muli %mi, %c128 : i32
         %idx = arith.remsi %it, %c2 : i32
         %round = arith.divsi %it, %c2 : i32
@@ -189,22 +183,15 @@ tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor
         tile.write %ot, %oslot : tensor<64x128xf16>, !tile.buffer<64x128xf16, shared>
         tile.proxy_fence
         tile.async_store %oslot, %od_[%b, %h, %row0, %c0] : !tile.buffer<64x128xf16, shared>, !tile.descriptor<1x1x64x128xf16>
-        // The next tile, from the producer.
-        %cell = arith.andi %t, %c1 : i32
-        %t_half = arith.divsi %t, %c2 : i32
-        %cell_parity = arith.andi %t_half, %c1 : i32
-        tile.barrier_wait %t_full_[%cell], %cell_parity : !tile.barriers<2>
-        %next_tile = tile.cell_read %cells_[%cell] : !tile.buffer<2xi32, shared> -> i32
-        tile.barrier_arrive %t_empty_[%cell] : !tile.barriers<2>
         %t_next = arith.addi %t, %c1 : i32
-        scf.yield %it_next, %t_next, %next_tile : i32, i32, i32
+        scf.yield %it_next, %t_next : i32, i32
       }
       tile.async_store_wait 0
       tile.end
     }
     // CHECK: role count 1 warps 1 registers 24
     role count 1 warps 1 registers 24 {
-    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %cells_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
+    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %kv_blocks_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %next_row_: !tile.buffer<2xi32, shared>, %next_batch_: !tile.buffer<2xi32, shared>, %next_head_: !tile.buffer<2xi32, shared>, %next_blocks_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
       %c0 = arith.constant 0 : i32
       %c1 = arith.constant 1 : i32
       %c2 = arith.constant 2 : i32
@@ -231,9 +218,19 @@ tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor
         // Long rows first.
         %last_row = arith.subi %row_tiles_, %c1 : i32
         %mi = arith.subi %last_row, %mi0 : i32
-        %kv_blocks = arith.ceildivsi %skv_, %c128 : i32
         %diagonal = arith.addi %mi, %c1 : i32
-        %nb = arith.minsi %diagonal, %kv_blocks : i32
+        %nb = arith.minsi %diagonal, %kv_blocks_ : i32
+        // The consumers learn of the tile.
+        %cell = arith.andi %t, %c1 : i32
+        %t_half = arith.divsi %t, %c2 : i32
+        %cell_round = arith.andi %t_half, %c1 : i32
+        %cell_free = arith.xori %cell_round, %c1 : i32
+        tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
+        tile.cell_write %mi, %next_row_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %b, %next_batch_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %h, %next_head_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %nb, %next_blocks_[%cell] : !tile.buffer<2xi32, shared>
+        tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
         %m0 = arith.muli %mi, %c128 : i32
         %idx = arith.remsi %it, %c2 : i32
         %round = arith.divsi %it, %c2 : i32
@@ -280,20 +277,20 @@ tile.kernel @causal(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor
         tile.barrier_wait %v_empty_[%idx_l], %free_l : !tile.barriers<2>
         tile.barrier_expect %v_full_[%idx_l], 32768 : !tile.barriers<2>
         tile.async_load %vd_[%b, %hk, %n_l, %c0], %v_last, %v_full_[%idx_l] : !tile.descriptor<1x1x128x128xf16>, !tile.buffer<128x128xf16, shared>, !tile.barriers<2>
-        // The next tile of this program, for both other roles too.
         %taken = tile.fetch_add %counter_[%c0], %c1 : !tile.global<1 x i32>
         %next_tile = arith.addi %taken, %programs_ : i32
-        %cell = arith.andi %t, %c1 : i32
-        %t_half = arith.divsi %t, %c2 : i32
-        %cell_round = arith.andi %t_half, %c1 : i32
-        %cell_free = arith.xori %cell_round, %c1 : i32
-        tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
-        tile.cell_write %next_tile, %cells_[%cell] : !tile.buffer<2xi32, shared>
-        tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
         %it_next = arith.addi %it_l, %c1 : i32
         %t_next = arith.addi %t, %c1 : i32
         scf.yield %it_next, %t_next, %next_tile : i32, i32, i32
       }
+      %end = arith.constant -1 : i32
+      %cell = arith.andi %t_end, %c1 : i32
+      %t_half = arith.divsi %t_end, %c2 : i32
+      %cell_round = arith.andi %t_half, %c1 : i32
+      %cell_free = arith.xori %cell_round, %c1 : i32
+      tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
+      tile.cell_write %end, %next_row_[%cell] : !tile.buffer<2xi32, shared>
+      tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
       tile.end
     }
   tile.end
@@ -310,6 +307,7 @@ tile.plan @forward_causal(%q: !tile.global<4 x f16>, %k: !tile.global<4 x f16>, 
   %sq = tile.dim %q, 2 : !tile.global<4 x f16>
   %skv = tile.dim %k, 2 : !tile.global<4 x f16>
   %group = arith.divsi %heads, %kv_heads : i32
+  %kv_blocks = arith.ceildivsi %skv, %c128 : i32
   %row_tiles = arith.ceildivsi %sq, %c128 : i32
   %all_heads = arith.muli %batch, %heads : i32
   %tiles = arith.muli %row_tiles, %all_heads : i32
@@ -328,17 +326,20 @@ tile.plan @forward_causal(%q: !tile.global<4 x f16>, %k: !tile.global<4 x f16>, 
   %kd = tile.describe %k : !tile.global<4 x f16> -> !tile.descriptor<1x1x128x128xf16>
   %vd = tile.describe %v : !tile.global<4 x f16> -> !tile.descriptor<1x1x128x128xf16>
   %od = tile.describe %o : !tile.global<4 x f16> -> !tile.descriptor<1x1x64x128xf16>
-  tile.launch @causal grid(%programs) args(%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale2) : !tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32
+  tile.launch @causal grid(%programs) args(%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %kv_blocks, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale2) : !tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32
   tile.end
 }
 
 // CHECK-LABEL: tile.kernel @full
-tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1x1x128x128xf16>, %vd: !tile.descriptor<1x1x128x128xf16>, %od: !tile.descriptor<1x1x64x128xf16>, %lse: !tile.global<3 x f32>, %counter: !tile.global<1 x i32>, %sq: i32, %skv: i32, %heads: i32, %group: i32, %row_tiles: i32, %all_heads: i32, %heads_in_flight: i32, %tiles: i32, %programs: i32, %scale: f32) attributes {num_warps = 4 : i64} {
+tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1x1x128x128xf16>, %vd: !tile.descriptor<1x1x128x128xf16>, %od: !tile.descriptor<1x1x64x128xf16>, %lse: !tile.global<3 x f32>, %counter: !tile.global<1 x i32>, %sq: i32, %skv: i32, %kv_blocks: i32, %heads: i32, %group: i32, %row_tiles: i32, %all_heads: i32, %heads_in_flight: i32, %tiles: i32, %programs: i32, %scale: f32) attributes {num_warps = 4 : i64} {
   %qs = tile.ring : !tile.buffer<2x64x128xf16, shared>
   %os = tile.ring : !tile.buffer<2x64x128xf16, shared>
   %ks = tile.ring : !tile.buffer<2x128x128xf16, shared>
   %vs = tile.ring : !tile.buffer<2x128x128xf16, shared>
-  %cells = tile.ring : !tile.buffer<2xi32, shared>
+  %next_row = tile.ring : !tile.buffer<2xi32, shared>
+  %next_batch = tile.ring : !tile.buffer<2xi32, shared>
+  %next_head = tile.ring : !tile.buffer<2xi32, shared>
+  %next_blocks = tile.ring : !tile.buffer<2xi32, shared>
   %q_full = tile.make_barriers count 1 : !tile.barriers<2>
   %q_empty = tile.make_barriers count 1 : !tile.barriers<2>
   %k_full = tile.make_barriers count 1 : !tile.barriers<2>
@@ -347,34 +348,30 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
   %v_empty = tile.make_barriers count 2 : !tile.barriers<2>
   %t_full = tile.make_barriers count 1 : !tile.barriers<2>
   %t_empty = tile.make_barriers count 2 : !tile.barriers<2>
-  tile.roles (%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale, %qs, %os, %ks, %vs, %cells, %q_full, %q_empty, %k_full, %k_empty, %v_full, %v_empty, %t_full, %t_empty) : (!tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2xi32, shared>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>)
+  tile.roles (%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %kv_blocks, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale, %qs, %os, %ks, %vs, %next_row, %next_batch, %next_head, %next_blocks, %q_full, %q_empty, %k_full, %k_empty, %v_full, %v_empty, %t_full, %t_empty) : (!tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x64x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2x128x128xf16, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.buffer<2xi32, shared>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>, !tile.barriers<2>)
     // CHECK: role count 2 warps 4 registers 240
     role count 2 warps 4 registers 240 {
-    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %cells_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
+    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %kv_blocks_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %next_row_: !tile.buffer<2xi32, shared>, %next_batch_: !tile.buffer<2xi32, shared>, %next_head_: !tile.buffer<2xi32, shared>, %next_blocks_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
       %c0 = arith.constant 0 : i32
       %c1 = arith.constant 1 : i32
       %c2 = arith.constant 2 : i32
       %c64 = arith.constant 64 : i32
       %c128 = arith.constant 128 : i32
-      %first_tile = tile.program_id 0
-      %it_end, %t_end, %tile_end = scf.while (%it_w = %c0, %t_w = %c0, %tile_w = %first_tile) : (i32, i32, i32) -> (i32, i32, i32) {
-        %more = arith.cmpi slt, %tile_w, %tiles_ : i32
-        scf.condition(%more) %it_w, %t_w, %tile_w : i32, i32, i32
+      // The next tile, from the producer; a negative row tile is the end.
+      %it_end, %t_end, %mi_end, %b_end, %h_end, %nb_end = scf.while (%it_w = %c0, %t_w = %c0) : (i32, i32) -> (i32, i32, i32, i32, i32, i32) {
+        %cell = arith.andi %t_w, %c1 : i32
+        %t_half = arith.divsi %t_w, %c2 : i32
+        %cell_parity = arith.andi %t_half, %c1 : i32
+        tile.barrier_wait %t_full_[%cell], %cell_parity : !tile.barriers<2>
+        %mi_w = tile.cell_read %next_row_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %b_w = tile.cell_read %next_batch_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %h_w = tile.cell_read %next_head_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        %nb_w = tile.cell_read %next_blocks_[%cell] : !tile.buffer<2xi32, shared> -> i32
+        tile.barrier_arrive %t_empty_[%cell] : !tile.barriers<2>
+        %more = arith.cmpi sge, %mi_w, %c0 : i32
+        scf.condition(%more) %it_w, %t_w, %mi_w, %b_w, %h_w, %nb_w : i32, i32, i32, i32, i32, i32
       } do {
-      ^bb0(%it: i32, %t: i32, %tile: i32):
-        // Tile number to (row tile, batch, head): heads in groups whose keys and values stay in the L2 cache.
-        %per_group = arith.muli %row_tiles_, %heads_in_flight_ : i32
-        %g = arith.divsi %tile, %per_group : i32
-        %in_group = arith.remsi %tile, %per_group : i32
-        %first_head = arith.muli %g, %heads_in_flight_ : i32
-        %heads_left = arith.subi %all_heads_, %first_head : i32
-        %width = arith.minsi %heads_in_flight_, %heads_left : i32
-        %mi = arith.divsi %in_group, %width : i32
-        %head_in_group = arith.remsi %in_group, %width : i32
-        %head = arith.addi %first_head, %head_in_group : i32
-        %b = arith.divsi %head, %heads_ : i32
-        %h = arith.remsi %head, %heads_ : i32
-        %nb = arith.ceildivsi %skv_, %c128 : i32
+      ^bb0(%it: i32, %t: i32, %mi: i32, %b: i32, %h: i32, %nb: i32):
         %m0 = arith.muli %mi, %c128 : i32
         %idx = arith.remsi %it, %c2 : i32
         %round = arith.divsi %it, %c2 : i32
@@ -508,22 +505,15 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
         tile.write %ot, %oslot : tensor<64x128xf16>, !tile.buffer<64x128xf16, shared>
         tile.proxy_fence
         tile.async_store %oslot, %od_[%b, %h, %row0, %c0] : !tile.buffer<64x128xf16, shared>, !tile.descriptor<1x1x64x128xf16>
-        // The next tile, from the producer.
-        %cell = arith.andi %t, %c1 : i32
-        %t_half = arith.divsi %t, %c2 : i32
-        %cell_parity = arith.andi %t_half, %c1 : i32
-        tile.barrier_wait %t_full_[%cell], %cell_parity : !tile.barriers<2>
-        %next_tile = tile.cell_read %cells_[%cell] : !tile.buffer<2xi32, shared> -> i32
-        tile.barrier_arrive %t_empty_[%cell] : !tile.barriers<2>
         %t_next = arith.addi %t, %c1 : i32
-        scf.yield %it_next, %t_next, %next_tile : i32, i32, i32
+        scf.yield %it_next, %t_next : i32, i32
       }
       tile.async_store_wait 0
       tile.end
     }
     // CHECK: role count 1 warps 1 registers 24
     role count 1 warps 1 registers 24 {
-    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %cells_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
+    ^bb0(%wg: i32, %qd_: !tile.descriptor<1x1x64x128xf16>, %kd_: !tile.descriptor<1x1x128x128xf16>, %vd_: !tile.descriptor<1x1x128x128xf16>, %od_: !tile.descriptor<1x1x64x128xf16>, %lse_: !tile.global<3 x f32>, %counter_: !tile.global<1 x i32>, %sq_: i32, %skv_: i32, %kv_blocks_: i32, %heads_: i32, %group_: i32, %row_tiles_: i32, %all_heads_: i32, %heads_in_flight_: i32, %tiles_: i32, %programs_: i32, %scale_: f32, %qs_: !tile.buffer<2x64x128xf16, shared>, %os_: !tile.buffer<2x64x128xf16, shared>, %ks_: !tile.buffer<2x128x128xf16, shared>, %vs_: !tile.buffer<2x128x128xf16, shared>, %next_row_: !tile.buffer<2xi32, shared>, %next_batch_: !tile.buffer<2xi32, shared>, %next_head_: !tile.buffer<2xi32, shared>, %next_blocks_: !tile.buffer<2xi32, shared>, %q_full_: !tile.barriers<2>, %q_empty_: !tile.barriers<2>, %k_full_: !tile.barriers<2>, %k_empty_: !tile.barriers<2>, %v_full_: !tile.barriers<2>, %v_empty_: !tile.barriers<2>, %t_full_: !tile.barriers<2>, %t_empty_: !tile.barriers<2>):
       %c0 = arith.constant 0 : i32
       %c1 = arith.constant 1 : i32
       %c2 = arith.constant 2 : i32
@@ -547,7 +537,17 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
         %head = arith.addi %first_head, %head_in_group : i32
         %b = arith.divsi %head, %heads_ : i32
         %h = arith.remsi %head, %heads_ : i32
-        %nb = arith.ceildivsi %skv_, %c128 : i32
+        // The consumers learn of the tile.
+        %cell = arith.andi %t, %c1 : i32
+        %t_half = arith.divsi %t, %c2 : i32
+        %cell_round = arith.andi %t_half, %c1 : i32
+        %cell_free = arith.xori %cell_round, %c1 : i32
+        tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
+        tile.cell_write %mi, %next_row_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %b, %next_batch_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %h, %next_head_[%cell] : !tile.buffer<2xi32, shared>
+        tile.cell_write %kv_blocks_, %next_blocks_[%cell] : !tile.buffer<2xi32, shared>
+        tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
         %m0 = arith.muli %mi, %c128 : i32
         %idx = arith.remsi %it, %c2 : i32
         %round = arith.divsi %it, %c2 : i32
@@ -557,7 +557,7 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
         %q_parity = arith.xori %t_odd, %c1 : i32
         %free = arith.xori %ph, %c1 : i32
         %m1 = arith.addi %m0, %c64 : i32
-        %last_block = arith.subi %nb, %c1 : i32
+        %last_block = arith.subi %kv_blocks_, %c1 : i32
         %n0 = arith.muli %last_block, %c128 : i32
         %q0 = tile.slot %qs_[%c0] : !tile.buffer<2x64x128xf16, shared> -> !tile.buffer<64x128xf16, shared>
         tile.barrier_wait %q_empty_[%c0], %q_parity : !tile.barriers<2>
@@ -571,7 +571,7 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
         tile.barrier_wait %q_empty_[%c1], %q_parity : !tile.barriers<2>
         tile.barrier_expect %q_full_[%c1], 16384 : !tile.barriers<2>
         tile.async_load %qd_[%b, %h, %m1, %c0], %q1, %q_full_[%c1] : !tile.descriptor<1x1x64x128xf16>, !tile.buffer<64x128xf16, shared>, !tile.barriers<2>
-        %it_l, %idx_l, %ph_l, %n_l = scf.for %j = %c1 to %nb step %c1 iter_args(%itj = %it, %idxj = %idx, %phj = %ph, %n = %n0) -> (i32, i32, i32, i32) : i32 {
+        %it_l, %idx_l, %ph_l, %n_l = scf.for %j = %c1 to %kv_blocks_ step %c1 iter_args(%itj = %it, %idxj = %idx, %phj = %ph, %n = %n0) -> (i32, i32, i32, i32) : i32 {
           %it1 = arith.addi %itj, %c1 : i32
           %idx1 = arith.remsi %it1, %c2 : i32
           %round1 = arith.divsi %it1, %c2 : i32
@@ -594,20 +594,20 @@ tile.kernel @full(%qd: !tile.descriptor<1x1x64x128xf16>, %kd: !tile.descriptor<1
         tile.barrier_wait %v_empty_[%idx_l], %free_l : !tile.barriers<2>
         tile.barrier_expect %v_full_[%idx_l], 32768 : !tile.barriers<2>
         tile.async_load %vd_[%b, %hk, %n_l, %c0], %v_last, %v_full_[%idx_l] : !tile.descriptor<1x1x128x128xf16>, !tile.buffer<128x128xf16, shared>, !tile.barriers<2>
-        // The next tile of this program, for both other roles too.
         %taken = tile.fetch_add %counter_[%c0], %c1 : !tile.global<1 x i32>
         %next_tile = arith.addi %taken, %programs_ : i32
-        %cell = arith.andi %t, %c1 : i32
-        %t_half = arith.divsi %t, %c2 : i32
-        %cell_round = arith.andi %t_half, %c1 : i32
-        %cell_free = arith.xori %cell_round, %c1 : i32
-        tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
-        tile.cell_write %next_tile, %cells_[%cell] : !tile.buffer<2xi32, shared>
-        tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
         %it_next = arith.addi %it_l, %c1 : i32
         %t_next = arith.addi %t, %c1 : i32
         scf.yield %it_next, %t_next, %next_tile : i32, i32, i32
       }
+      %end = arith.constant -1 : i32
+      %cell = arith.andi %t_end, %c1 : i32
+      %t_half = arith.divsi %t_end, %c2 : i32
+      %cell_round = arith.andi %t_half, %c1 : i32
+      %cell_free = arith.xori %cell_round, %c1 : i32
+      tile.barrier_wait %t_empty_[%cell], %cell_free : !tile.barriers<2>
+      tile.cell_write %end, %next_row_[%cell] : !tile.buffer<2xi32, shared>
+      tile.barrier_arrive %t_full_[%cell] : !tile.barriers<2>
       tile.end
     }
   tile.end
@@ -624,6 +624,7 @@ tile.plan @forward_full(%q: !tile.global<4 x f16>, %k: !tile.global<4 x f16>, %v
   %sq = tile.dim %q, 2 : !tile.global<4 x f16>
   %skv = tile.dim %k, 2 : !tile.global<4 x f16>
   %group = arith.divsi %heads, %kv_heads : i32
+  %kv_blocks = arith.ceildivsi %skv, %c128 : i32
   %row_tiles = arith.ceildivsi %sq, %c128 : i32
   %all_heads = arith.muli %batch, %heads : i32
   %tiles = arith.muli %row_tiles, %all_heads : i32
@@ -642,6 +643,6 @@ tile.plan @forward_full(%q: !tile.global<4 x f16>, %k: !tile.global<4 x f16>, %v
   %kd = tile.describe %k : !tile.global<4 x f16> -> !tile.descriptor<1x1x128x128xf16>
   %vd = tile.describe %v : !tile.global<4 x f16> -> !tile.descriptor<1x1x128x128xf16>
   %od = tile.describe %o : !tile.global<4 x f16> -> !tile.descriptor<1x1x64x128xf16>
-  tile.launch @full grid(%programs) args(%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale2) : !tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32
+  tile.launch @full grid(%programs) args(%qd, %kd, %vd, %od, %lse, %counter, %sq, %skv, %kv_blocks, %heads, %group, %row_tiles, %all_heads, %heads_in_flight, %tiles, %programs, %scale2) : !tile.descriptor<1x1x64x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x128x128xf16>, !tile.descriptor<1x1x64x128xf16>, !tile.global<3 x f32>, !tile.global<1 x i32>, i32, i32, i32, i32, i32, i32, i32, i32, i32, i32, f32
   tile.end
 }

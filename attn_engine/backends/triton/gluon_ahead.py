@@ -1,0 +1,114 @@
+"""Compiles a kernel of an emitted Gluon text without a device, and reads from the machine code how it is scheduled.
+
+An assembler may undo a schedule without a word: serialise products (warnings C7510 to C7519), spill, or hoist a
+wait above the work that was to overlap with it. Tests therefore look at what came out.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from attn_engine.backends.triton.build import load
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_TARGET = GPUTarget("cuda", 90, 32)
+_ALIGNED = 16
+_ELEMENTS = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+_BRANCH = re.compile(r"\bBRA\S*\s+(?:\S+,\s*)?(?:`\(\S+\)|0x([0-9a-f]+))")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a kernel became."""
+
+    ptx: str
+    sass: str
+    shared: int
+    spilled_bytes: int
+    warnings: tuple[str, ...]
+    """The assembler's remarks that products were serialised (C75xx)."""
+
+    @property
+    def products(self) -> int:
+        """Warpgroup matrix instructions."""
+        return len(re.findall(r"wgmma\.mma_async", self.ptx))
+
+    def loops(self) -> list[list[str]]:
+        """The instructions of each innermost loop that holds products, in order."""
+        code = [(int(address, 16), text) for address, text in _INSTRUCTION.findall(self.sass)]
+        place = {address: n for n, (address, _) in enumerate(code)}
+        bodies: list[tuple[int, int]] = []
+        for n, (address, text) in enumerate(code):
+            found = _BRANCH.search(text)
+            target = int(found.group(1), 16) if found is not None and found.group(1) else address
+            if target < address and target in place:
+                bodies.append((place[target], n))
+        inner = [b for b in bodies if not any(o != b and b[0] <= o[0] and o[1] <= b[1] for o in bodies)]
+        texts = [[text for _, text in code[first : last + 1]] for first, last in inner]
+        return [body for body in texts if any("HGMMA" in text for text in body)]
+
+
+def compile_ahead(source: str, kernel: str) -> Assembly:
+    """Compiles one kernel of a text for sm_90a; strides are taken as multiples of 16."""
+    module = load(source)
+    facts = module.KERNELS[kernel]
+    signature, attributes = _signature(facts["signature"])
+    compiler: Any = triton.compile
+    compiled = compiler(
+        GluonASTSource(getattr(module, kernel), signature, {}, attributes), target=_TARGET, options=facts["options"]
+    )
+    ptx = compiled.asm["ptx"]
+    remarks = _assemble(ptx)
+    return Assembly(
+        ptx=ptx,
+        sass=_disassemble(compiled.asm["cubin"]),
+        shared=compiled.metadata.shared,
+        spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", remarks))),
+        warnings=tuple(line for line in remarks.splitlines() if "C75" in line),
+    )
+
+
+def _signature(types: dict[str, str]) -> tuple[dict[str, str], dict[tuple[int, ...], list[list[object]]]]:
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for position, (name, type_) in enumerate(types.items()):
+        signature[name] = _descriptor(type_) if "[" in type_ else "i32" if type_ == "stride" else type_
+        if type_.startswith("*"):
+            attributes[(position,)] = [["tt.divisibility", _ALIGNED]]
+    return signature, attributes
+
+
+def _descriptor(type_: str) -> str:
+    """`fp16[1, 64]` with the layout that a launch would give it."""
+    element, sizes = type_.rstrip("]").split("[")
+    block = [int(size) for size in sizes.split(",")]
+    layouts: Any = gl.NVMMASharedLayout
+    layout = layouts.get_default_for(block, _ELEMENTS[element])
+    return f"tensordesc<{element}{block},{layout!r}>"
+
+
+def _assemble(ptx: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [_TOOLS / "ptxas", "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def _disassemble(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_TOOLS / "cuobjdump", "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

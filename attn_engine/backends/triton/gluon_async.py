@@ -1,0 +1,208 @@
+"""Rules for the async level in Gluon: rings, barriers, asynchronous copies and products, scheduling fences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.ir import Operation
+
+from attn_engine.backends.triton import gluon_types as types
+from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
+from attn_engine.backends.triton.gluon_printer import FunctionPrinter
+from attn_engine.backends.triton.gluon_types import Blocked, operand_layout
+from attn_engine.dialects import tile
+from attn_engine.dialects import tile_async_copy as copies
+from attn_engine.dialects import tile_async_memory as memory
+from attn_engine.dialects import tile_async_product as products
+from attn_engine.dialects.tile_types import BarriersType, BufferType, DescriptorType, PendingType
+
+_REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
+_MATRIX_RANK = 2
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def _ring(printer: FunctionPrinter, op: memory.RingOp) -> None:
+    """Cells are not swizzled; everything else is laid out as copies and products want it."""
+    type_ = op.result.type
+    assert isinstance(type_, BufferType)
+    shape = list(type_.get_shape())
+    layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
+    if len(shape) == 1:
+        shape = [*shape, 1]
+    else:
+        layout = types.shared_layout(type_, min(len(shape) - 1, _MATRIX_RANK))
+    printer.assign(op, f"gl.allocate_shared_memory({types.dtype(type_.element_type)}, {shape}, {layout})")
+
+
+def _slot(printer: FunctionPrinter, op: memory.SlotOp) -> None:
+    printer.assign(op, f"{printer.text(op.ring)}.index({printer.text(op.index)})")
+
+
+def _transposed_slot(printer: FunctionPrinter, op: memory.TransposedSlotOp) -> None:
+    printer.assign(op, f"{printer.text(op.source)}.permute((1, 0))")
+
+
+def _read(printer: FunctionPrinter, op: memory.ReadOp) -> None:
+    printer.assign(op, f"{printer.text(op.source)}.load({printer.layout(printer.layout_of(op.result))})")
+
+
+def _write(printer: FunctionPrinter, op: memory.WriteOp) -> None:
+    printer.writer.line(f"{printer.text(op.target)}.store({printer.tile(op.value)})")
+
+
+def _cell_read(printer: FunctionPrinter, op: memory.CellReadOp) -> None:
+    layout = printer.layout(Blocked(1, printer.warps))
+    printer.assign(op, f"gl.max({printer.text(op.cells)}.index({printer.text(op.index)}).load({layout}), 0)")
+
+
+def _cell_write(printer: FunctionPrinter, op: memory.CellWriteOp) -> None:
+    layout = printer.layout(Blocked(1, printer.warps))
+    value = f"gl.full([1], {printer.text(op.value)}, {types.dtype(op.value.type)}, {layout})"
+    printer.writer.line(f"{printer.text(op.cells)}.index({printer.text(op.index)}).store({value})")
+
+
+def _fetch_add(printer: FunctionPrinter, op: memory.FetchAddOp) -> None:
+    base = printer.text(op.target)
+    place = f"{base} + {printer.text(op.index)} * {printer.strides[base][0]}"
+    printer.assign(op, f"gl.atomic_add({place}, {printer.text(op.value)})")
+
+
+# --- barriers and copies -----------------------------------------------------------------------
+
+
+def _make_barriers(printer: FunctionPrinter, op: copies.MakeBarriersOp) -> None:
+    assert isinstance(op.result.type, BarriersType)
+    size, name = op.result.type.size.data, printer.text(op.result)
+    printer.assign(op, f"gl.allocate_shared_memory(gl.int64, [{size}, 1], mbarrier.MBarrierLayout())")
+    for n in range(size):
+        printer.writer.line(f"mbarrier.init({name}.index({n}), count={op.count.value.data})")
+
+
+def _barrier(
+    printer: FunctionPrinter,
+    op: copies.BarrierExpectOp | copies.BarrierArriveOp | copies.BarrierWaitOp | copies.AsyncLoadOp,
+) -> str:
+    return f"{printer.text(op.barriers)}.index({printer.text(op.index)})"
+
+
+def _barrier_expect(printer: FunctionPrinter, op: copies.BarrierExpectOp) -> None:
+    printer.writer.line(f"mbarrier.expect({_barrier(printer, op)}, {op.bytes.value.data})")
+
+
+def _barrier_arrive(printer: FunctionPrinter, op: copies.BarrierArriveOp) -> None:
+    condition = f", pred={printer.text(op.condition)}" if op.condition is not None else ""
+    printer.writer.line(f"mbarrier.arrive({_barrier(printer, op)}, count=1{condition})")
+
+
+def _barrier_wait(printer: FunctionPrinter, op: copies.BarrierWaitOp) -> None:
+    printer.writer.line(f"mbarrier.wait({_barrier(printer, op)}, {printer.text(op.parity)})")
+
+
+def _block(op: copies.AsyncLoadOp | copies.AsyncStoreOp | copies.AsyncReduceAddOp, name: str, buffer: object) -> str:
+    """A slot seen with the rank of the descriptor's blocks."""
+    assert isinstance(op.descriptor.type, DescriptorType) and isinstance(buffer, BufferType)
+    block = op.descriptor.type.get_shape()
+    return name if block == buffer.get_shape() else f"{name}.reshape({list(block)})"
+
+
+def _async_load(printer: FunctionPrinter, op: copies.AsyncLoadOp) -> None:
+    place = f"{printer.text(op.descriptor)}, [{', '.join(printer.texts(op.coordinates))}]"
+    slot = _block(op, printer.text(op.target), op.target.type)
+    printer.writer.line(f"copy_in({place}, {_barrier(printer, op)}, {slot})")
+
+
+def _from_slot(function: str) -> Callable[..., None]:
+    def rule(printer: FunctionPrinter, op: copies.AsyncStoreOp | copies.AsyncReduceAddOp) -> None:
+        place = f"{printer.text(op.descriptor)}, [{', '.join(printer.texts(op.coordinates))}]"
+        slot = _block(op, printer.text(op.source), op.source.type)
+        printer.writer.line(f"{function}({place}, {slot})")
+
+    return rule
+
+
+def _async_store_wait(printer: FunctionPrinter, op: copies.AsyncStoreWaitOp) -> None:
+    printer.writer.line(f"tma.store_wait({op.pending.value.data})")
+
+
+def _proxy_fence(printer: FunctionPrinter, op: copies.ProxyFenceOp) -> None:
+    printer.writer.line("fence_async_shared()")
+
+
+# --- products ----------------------------------------------------------------------------------
+
+
+def _async_dot(printer: FunctionPrinter, op: products.AsyncDotOp) -> None:
+    element, layout = operand_element(op), product_layout(op)
+    a, b = printer.text(op.a), printer.text(op.b)
+    if not isinstance(op.a.type, BufferType):
+        a = printer.tile(op.a, operand_layout(op.layout, element))
+    acc, use = "", "True"
+    if op.acc is None:
+        assert isinstance(op.result.type, PendingType)
+        shape = list(tile.shape_of(op.result.type.value))
+        acc, use = f"gl.zeros({shape}, gl.float32, {printer.layout(layout)})", "False"
+    elif isinstance(op.acc.owner, products.AsyncDotOp):
+        acc = printer.text(op.acc)
+    else:
+        acc = printer.tile(op.acc, layout)
+    printer.assign(op, f"warpgroup_mma({a}, {b}, {acc}, use_acc={use}, is_async=True)")
+
+
+def _wait(printer: FunctionPrinter, op: products.WaitOp) -> None:
+    names, deps = ", ".join(printer.texts(op.values)), ", ".join(printer.texts(op.pending))
+    printer.writer.line(f"{names} = warpgroup_mma_wait({op.count.value.data}, deps=[{deps}])")
+
+
+def _dot_operand(printer: FunctionPrinter, op: products.DotOperandOp) -> None:
+    printer.assign(op, printer.tile(op.value, printer.layout_of(op.result)))
+
+
+def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> None:
+    rows, columns = tile.shape_of(op.value)
+    groups, width = op.groups.value.data, op.width.value.data
+    parts = f"{printer.tile(op.value)}.reshape([{rows}, {columns // (groups * width)}, {groups}, {width}])"
+    combine = _REDUCE[op.kind.data]
+    printer.assign(op, f"gl.reduce(gl.reduce({parts}, 3, {combine}), 1, {combine})")
+
+
+def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
+    printer.assign(
+        op,
+        f'gl.inline_asm_elementwise(PIN, "=f,=f,f,f", [{printer.tile(op.value)}], dtype=gl.float32, is_pure=False, pack=2)',
+    )
+
+
+def _opaque_zero(printer: FunctionPrinter, op: products.OpaqueZeroOp) -> None:
+    source = printer.text(op.source)
+    printer.assign(
+        op, f'gl.inline_asm_elementwise(OPAQUE_ZERO, "=r,r", [{source}], dtype=gl.int32, is_pure=True, pack=1)'
+    )
+
+
+ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
+    memory.RingOp: _ring,
+    memory.SlotOp: _slot,
+    memory.TransposedSlotOp: _transposed_slot,
+    memory.ReadOp: _read,
+    memory.WriteOp: _write,
+    memory.CellReadOp: _cell_read,
+    memory.CellWriteOp: _cell_write,
+    memory.FetchAddOp: _fetch_add,
+    copies.MakeBarriersOp: _make_barriers,
+    copies.BarrierExpectOp: _barrier_expect,
+    copies.BarrierArriveOp: _barrier_arrive,
+    copies.BarrierWaitOp: _barrier_wait,
+    copies.AsyncLoadOp: _async_load,
+    copies.AsyncStoreOp: _from_slot("copy_out"),
+    copies.AsyncReduceAddOp: _from_slot("reduce_add_out"),
+    copies.AsyncStoreWaitOp: _async_store_wait,
+    copies.ProxyFenceOp: _proxy_fence,
+    products.AsyncDotOp: _async_dot,
+    products.WaitOp: _wait,
+    products.DotOperandOp: _dot_operand,
+    products.ReducePartialOp: _reduce_partial,
+    products.PinOp: _pin,
+    products.OpaqueZeroOp: _opaque_zero,
+}
