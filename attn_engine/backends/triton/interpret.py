@@ -6,6 +6,7 @@ refused, for the interpreter computes it as raw bits.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ class _Kernel:
             for argument in arguments:
                 if isinstance(argument, torch.Tensor) and argument.dtype in _REFUSED:
                     raise InterpreterError(f"the interpreter computes {argument.dtype} wrongly; use float16 or float32")
-            with np.errstate(all="ignore"), _fast_folds():
+            with np.errstate(all="ignore"), warnings.catch_warnings(), _fast_folds():
+                # the interpreter turns arrays of one element into Python numbers
+                warnings.simplefilter("ignore", DeprecationWarning)
                 self.function[grid](*arguments, **options)
 
         return launch
@@ -89,6 +92,7 @@ def _scan(self: Any, operands: Sequence[Any]) -> list[Any]:
     data = np.array(np.moveaxis(operand.handle.data, self.axis, 0))
     distance = 1
     while distance < data.shape[0]:
-        data[distance:] = _combine(self, data[:-distance].copy(), data[distance:], operand.dtype)
+        combined = _combine(self, np.roll(data, distance, 0), data, operand.dtype)
+        data[distance:] = combined[distance:]
         distance *= 2
     return [self.to_tensor(np.moveaxis(data, 0, self.axis), operand.dtype)]

@@ -46,6 +46,7 @@ def signature(type_: Attribute) -> str:
 
 _NAN_MAX = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 _NAN_MIN = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
+_NUMBER = "tl.where({{0}} != {{0}}, {{1}}, tl.where({{1}} != {{1}}, {{0}}, {}({{0}}, {{1}})))"
 _CAST = "tl.cast({0}, {type})"
 _UNSIGNED = "tl.cast(tl.cast({{0}}, {{unsigned}}, bitcast=True) {} tl.cast({{1}}, {{unsigned}}, bitcast=True), {{type}}, bitcast=True)"
 
@@ -57,8 +58,8 @@ SCALAR_OPS: dict[type[Operation], str] = {
     arith.NegfOp: "{0} * -1.0",  # Triton's own minus is 0 - x, which loses the sign of zero
     arith.MaximumfOp: _NAN_MAX,
     arith.MinimumfOp: _NAN_MIN,
-    arith.MaxnumfOp: "tl.maximum({0}, {1})",
-    arith.MinnumfOp: "tl.minimum({0}, {1})",
+    arith.MaxnumfOp: _NUMBER.format("tl.maximum"),
+    arith.MinnumfOp: _NUMBER.format("tl.minimum"),
     arith.AddiOp: "{0} + {1}",
     arith.SubiOp: "{0} - {1}",
     arith.MuliOp: "{0} * {1}",
@@ -78,7 +79,6 @@ SCALAR_OPS: dict[type[Operation], str] = {
     arith.ExtFOp: _CAST,
     arith.TruncFOp: _CAST,
     arith.FPToSIOp: _CAST,
-    arith.ExtUIOp: _CAST,
     arith.BitcastOp: "tl.cast({0}, {type}, bitcast=True)",
     math.AbsFOp: "tl.abs({0})",
     math.AbsIOp: "tl.abs({0})",
@@ -100,12 +100,15 @@ SCALAR_OPS: dict[type[Operation], str] = {
 FROM_BOOL: dict[type[Operation], str] = {
     arith.ExtSIOp: "0 - tl.cast({0}, {type})",
     arith.SIToFPOp: "0.0 - tl.cast({0}, {type})",
+    arith.ExtUIOp: _CAST,
     arith.UIToFPOp: _CAST,
 }
+_FROM_UNSIGNED = "tl.cast(tl.cast({0}, {unsigned}, bitcast=True), {type})"
 FROM_INTEGER: dict[type[Operation], str] = {
     arith.ExtSIOp: _CAST,
     arith.SIToFPOp: _CAST,
-    arith.UIToFPOp: "tl.cast(tl.cast({0}, {unsigned}, bitcast=True), {type})",
+    arith.ExtUIOp: _FROM_UNSIGNED,
+    arith.UIToFPOp: _FROM_UNSIGNED,
 }
 TRUNCATE = _CAST
 TRUNCATE_TO_BOOL = "({0} & 1) != 0"
