@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.backends.triton_support import map_kernel, parse, run, source_of
 
 from attn_engine.backends.triton.emit import emit
 from attn_engine.backends.triton.interpret import interpret
 from attn_engine.errors import InterpreterError, UnsupportedOpError, UnsupportedTileShapeError
 from attn_engine.interpreters.tile import run_plan
+from tests.backends.triton_support import map_kernel, parse, run, source_of
 
 torch.set_num_threads(1)
 FORWARD = (Path(__file__).parent.parent / "filecheck" / "dialects" / "tile_value_forward.mlir").read_text()

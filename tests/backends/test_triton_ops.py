@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.backends.triton_support import parse, run, source_of
 from torch import Tensor
 
 from attn_engine.interpreters.tile import run_plan
+from tests.backends.triton_support import parse, run, source_of
 
 torch.set_num_threads(1)
 

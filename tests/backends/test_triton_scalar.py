@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tests.backends.triton_support import map_kernel, parse, run
 from torch import Tensor
 
 from attn_engine.backends.triton import types
@@ -14,6 +13,7 @@ from attn_engine.backends.triton.emit_map import SCALAR_RULES
 from attn_engine.dialects import tile
 from attn_engine.interpreters.scalar import exact_dtype, run_region
 from attn_engine.passes.expand_functions import FLOAT_FUNCTIONS, INTEGER_FUNCTIONS
+from tests.backends.triton_support import map_kernel, parse, run
 
 torch.set_num_threads(1)
 SIZE = 1024
