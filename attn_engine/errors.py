@@ -217,3 +217,10 @@ class RowValueError(AttnEngineError):
     def __init__(self, value: str):
         super().__init__(f"row value '{value}' depends on the key: reduce it over the row (sum, max, min) first")
         self.value = value
+
+
+class StageError(AttnEngineError):
+    """A stage of compilation that does not exist."""
+
+    def __init__(self, stage: str, stages: tuple[str, ...]):
+        super().__init__(f"stage '{stage}' is unknown; there are {', '.join(stages)}")

@@ -1,0 +1,134 @@
+"""From a traced attention to callables: the only place that orders the stages.
+
+traced module -> attn passes -> tile passes -> text -> callables. Everything after tracing is keyed by the
+text of the traced module and a `Request`, and kept in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import PassPipeline
+from xdsl.utils.arg_spec import parse_pipeline
+
+from attn_engine import pipelines
+from attn_engine.backends.backend import Backend, get_backend
+from attn_engine.dialects import attn
+from attn_engine.runtime.env import settings
+from attn_engine.runtime.schedules import Schedules
+from attn_engine.universe import PASSES, make_context
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a compilation needs besides the definition: gradients wanted, backend, schedule, f32 precision."""
+
+    wrt: tuple[str, ...]
+    backend: str
+    schedules: Schedules
+    tf32: bool = False
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How many results of each kind the plans write, in order, and which captures get gradients."""
+
+    outputs: int
+    saved: int
+    gradients: tuple[str, ...]
+    """Of q, k and v, those with a gradient."""
+    grad_captures: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Callables of one attention on one backend, and the stages that led to them."""
+
+    signature: Signature
+    plans: Mapping[str, Any]
+    source: str
+    tile_ir: str
+    key: str = field(default="")
+
+
+@cache
+def context() -> Context:
+    return make_context()
+
+
+def run_passes(module: ModuleOp, specs: tuple[str, ...]) -> None:
+    """Applies passes in order, each verified if the settings say so."""
+    verify = settings().verify_each
+    for spec in specs:
+        for parsed in parse_pipeline(spec):
+            PassPipeline((PASSES[parsed.name]().from_pass_spec(parsed),)).apply(context(), module)
+        if verify:
+            module.verify()
+    if not verify:
+        module.verify()
+
+
+def to_attn(module: ModuleOp, wrt: tuple[str, ...]) -> ModuleOp:
+    """Analysed attn IR, with the backward function beside it if gradients are wanted."""
+    result = module.clone()
+    run_passes(result, (*pipelines.ATTN_ANALYSIS, *pipelines.derive_backward(wrt), *pipelines.ATTN_LOWERING))
+    return result
+
+
+def signature(module: ModuleOp) -> Signature:
+    """Read off lowered attn IR."""
+    online = next(o for o in module.walk() if isinstance(o, attn.OnlineOp))
+    backward = next((o for o in module.walk() if isinstance(o, attn.BackwardOp)), None)
+    gradients: tuple[str, ...] = ()
+    captures: tuple[int, ...] = ()
+    if backward is not None:
+        gradients = tuple(n for n in ("q", "k", "v") if getattr(backward, f"d{n}") is not None)
+        captures = tuple(a.value.data for a in backward.grad_captures)
+    return Signature(len(online.outputs), len(online.saved), gradients, captures)
+
+
+def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
+    """Kernels and plans at the level that the backend takes; `module` is consumed."""
+    convert = request.schedules.pass_spec(request.tf32)
+    run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
+    return module
+
+
+def functions(module: ModuleOp) -> list[func.FuncOp]:
+    return [o for o in module.body.block.ops if isinstance(o, func.FuncOp)]
+
+
+_CACHE: dict[str, Compiled] = {}
+
+
+def cache_key(text: str, request: Request) -> str:
+    return hashlib.sha256(f"{request!r}\n{text}".encode()).hexdigest()
+
+
+def compile_traced(module: ModuleOp, text: str, request: Request) -> Compiled:
+    """Compiled callables for a traced module whose printed form is `text`; the same text and request compile once."""
+    key = cache_key(text, request)
+    if key not in _CACHE:
+        _CACHE[key] = _compile(module, request, key)
+    return _CACHE[key]
+
+
+def lookup(key: str) -> Compiled:
+    """A compilation of this process by its key."""
+    return _CACHE[key]
+
+
+def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
+    backend = get_backend(request.backend)
+    lowered = to_attn(module, request.wrt)
+    shape = signature(lowered)
+    tiles = to_tile(lowered, request, backend)
+    source = backend.emit(tiles)
+    return Compiled(shape, backend.build(source), source, str(tiles), key)

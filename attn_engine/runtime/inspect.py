@@ -1,0 +1,81 @@
+"""Looking into a definition: its IR at each stage and its kernels' text, on any machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from attn_engine.backends.backend import get_backend
+from attn_engine.errors import StageError
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
+from attn_engine.runtime import driver
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import Request
+from attn_engine.runtime.schedules import default_schedules
+
+STAGES = ("traced", "attn", "tile")
+
+
+@dataclass(frozen=True)
+class View:
+    """For which tensors and device a definition is looked at."""
+
+    dtype: torch.dtype = torch.bfloat16
+    head_dim: int = 128
+    head_dim_v: int | None = None
+    backward: bool = False
+    return_lse: bool = False
+    arch: str = "sm_90"
+    backend: str = "triton"
+
+
+class Inspection:
+    """The inspecting half of an `Attention`."""
+
+    definition: Definition
+
+    def ir(self, stage: str = "attn", view: View | None = None) -> str:
+        """IR text: "traced" (as the functions were written), "attn" (analysed, in loops), "tile" (kernels and plans)."""
+        view = view or View()
+        if stage not in STAGES:
+            raise StageError(stage, STAGES)
+        if stage == "traced":
+            return str(self._traced(view))
+        lowered = driver.to_attn(self._traced(view), self._wrt(view))
+        return str(lowered if stage == "attn" else self._tile(lowered, view, view.backend))
+
+    def source(self, backend: str = "triton", view: View | None = None) -> str:
+        """The text of the kernels and host functions for a backend."""
+        view = view or View()
+        lowered = driver.to_attn(self._traced(view), self._wrt(view))
+        return get_backend(backend).emit(self._tile(lowered, view, backend))
+
+    def _traced(self, view: View) -> ModuleOp:
+        return build(
+            self.definition,
+            dtype=view.dtype,
+            head_dim=view.head_dim,
+            head_dim_v=view.head_dim_v or view.head_dim,
+            return_lse=view.return_lse,
+        ).module
+
+    def _wrt(self, view: View) -> tuple[str, ...]:
+        """q, k, v and every captured tensor that requires a gradient."""
+        if not view.backward:
+            return ()
+        traced = build(
+            self.definition,
+            dtype=view.dtype,
+            head_dim=view.head_dim,
+            head_dim_v=view.head_dim_v or view.head_dim,
+            return_lse=view.return_lse,
+        )
+        return ("q", "k", "v", *(str(n) for n, c in enumerate(traced.captures) if c.requires_grad))
+
+    def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
+        schedules = default_schedules(Target(backend, view.arch), lowered)
+        request = Request(self._wrt(view), backend, schedules)
+        return driver.to_tile(lowered, request, get_backend(backend))

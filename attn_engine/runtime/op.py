@@ -1,0 +1,116 @@
+"""The torch ops: one for the forward, one for the backward, with autograd and fake kernels.
+
+Both find their compiled plans by a key (see `driver`), so that graphs hold plain tensors, a float and a
+string. Tensors are batch, head, position, channel; any strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from attn_engine.runtime.driver import Compiled, lookup
+
+
+def _like_queries(q: Tensor, channels: int) -> Tensor:
+    """An uninitialised result of q's shape but for the channels, with heads innermost where q has them so."""
+    b, h, s, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty((b, s, h, channels)).transpose(1, 2)
+    return q.new_empty((b, h, s, channels))
+
+
+def _row(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _forward_results(q: Tensor, v: Tensor, compiled: Compiled) -> list[Tensor]:
+    shape = compiled.signature
+    return [_like_queries(q, v.shape[3]), *(_row(q) for _ in range(shape.outputs + shape.saved))]
+
+
+@custom_op("attn_engine::forward", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
+    """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
+    compiled = lookup(key)
+    results = _forward_results(q, v, compiled)
+    compiled.plans["forward"](q, k, v, *results, *captures, scale)
+    return results
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
+    return _forward_results(q, v, lookup(key))
+
+
+def _backward_results(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], compiled: Compiled) -> list[Tensor]:
+    shape = compiled.signature
+    operands = {"q": q, "k": k, "v": v}
+    results = [torch.empty_like(operands[n]) for n in shape.gradients]
+    return results + [torch.empty(captures[n].shape, dtype=torch.float32, device=q.device) for n in shape.grad_captures]
+
+
+@custom_op("attn_engine::backward", mutates_args=())
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    d_o: Tensor,
+    saved: list[Tensor],
+    d_outputs: list[Tensor],
+    captures: list[Tensor],
+    scale: float,
+    key: str,
+) -> list[Tensor]:
+    """[dq, dk, dv (those wanted)..., gradients of captures (float32)...]."""
+    compiled = lookup(key)
+    results = _backward_results(q, k, v, captures, compiled)
+    compiled.plans["backward"](q, k, v, o, d_o, *saved, *d_outputs, *captures, *results, scale)
+    return results
+
+
+@backward.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    d_o: Tensor,
+    saved: list[Tensor],
+    d_outputs: list[Tensor],
+    captures: list[Tensor],
+    scale: float,
+    key: str,
+) -> list[Tensor]:
+    return _backward_results(q, k, v, captures, lookup(key))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    q, k, v, captures, scale, key = inputs
+    ctx.save_for_backward(q, k, v, *captures, *output)
+    ctx.captures, ctx.scale, ctx.key = len(captures), scale, key
+
+
+def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    compiled = lookup(ctx.key)
+    shape = compiled.signature
+    q, k, v, *rest = ctx.saved_tensors
+    captures, (o, *rows) = rest[: ctx.captures], rest[ctx.captures :]
+    d_o = grads[0] if grads[0] is not None else torch.zeros_like(o)
+    d_outputs = [
+        torch.zeros_like(r) if g is None else g for g, r in zip(grads[1 : 1 + shape.outputs], rows, strict=False)
+    ]
+    saved = rows[shape.outputs :]
+    found = backward(q, k, v, o, d_o.to(o.dtype), saved, d_outputs, captures, ctx.scale, ctx.key)
+    operands = dict(zip(shape.gradients, found, strict=False))
+    d_captures: list[Tensor | None] = [None] * len(captures)
+    for n, value in zip(shape.grad_captures, found[len(operands) :], strict=True):
+        d_captures[n] = value.to(captures[n].dtype)
+    return operands.get("q"), operands.get("k"), operands.get("v"), d_captures, None, None
+
+
+forward.register_autograd(_gradients, setup_context=_setup)
