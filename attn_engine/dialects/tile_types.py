@@ -43,10 +43,10 @@ def _shape_attr(shape: Sequence[int] | ArrayAttr[IntAttr]) -> ArrayAttr[IntAttr]
 
 
 class _Shaped(ParametrizedAttribute):
-    """A static shape of elements."""
+    """A static shape of elements; the parameters stand in the subclasses, for equality is that of a class's own."""
 
-    shape: ArrayAttr[IntAttr] = param_def()
-    element_type: Attribute = param_def()
+    shape: ArrayAttr[IntAttr]
+    element_type: Attribute
 
     def get_shape(self) -> tuple[int, ...]:
         return tuple(size.data for size in self.shape)
@@ -69,6 +69,8 @@ class BufferType(_Shaped, TypeAttribute):
     """A block of memory with a static shape: ``!tile.buffer<2x64x128xf16, shared>``. Mutable: reads and writes are ops."""
 
     name = "tile.buffer"
+    shape: ArrayAttr[IntAttr] = param_def()
+    element_type: Attribute = param_def()
     space: StringAttr = param_def()
 
     def __init__(
@@ -115,6 +117,8 @@ class DescriptorType(_Shaped, TypeAttribute):
     """
 
     name = "tile.descriptor"
+    shape: ArrayAttr[IntAttr] = param_def()
+    element_type: Attribute = param_def()
 
     def __init__(self, shape: Sequence[int] | ArrayAttr[IntAttr], element_type: Attribute):
         super().__init__(_shape_attr(shape), element_type)
