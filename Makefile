@@ -1,0 +1,45 @@
+# make demo, make test: each sets up .venv when it is missing. On a GPU machine: make gpu, make bench.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 2
+OUT ?= out
+
+.PHONY: demo test lint types filecheck unit docs-check gpu bench fuzz clean
+
+# torch by itself first: a CPU build where the index has one, and no other package may pull in a CUDA build.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py --out $(OUT)
+
+test: lint types filecheck unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+filecheck: $(READY)
+	$(BIN)/lit -j $(JOBS) tests/filecheck
+
+unit: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+# With the machine's own Python, torch and triton.
+gpu:
+	$(PYTHON) -m pytest -q -m gpu tests/gpu
+	$(PYTHON) -m bench.attention --out $(OUT)
+
+bench:
+	$(PYTHON) -m bench.attention --out $(OUT)
+
+clean:
+	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,34 @@
+"""Timing on a GPU: contenders interleaved in rounds, medians of CUDA-event times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+
+FLUSH_BYTES = 256 * 2**20
+
+
+def _once(function: Callable[[], object], flush: torch.Tensor) -> float:
+    """Milliseconds of one call on cold L2, its launch hidden behind the flush."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush.zero_()
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: int = 5, launches: int = 4) -> dict[str, float]:
+    """Median milliseconds per contender; every round runs each of them, so that all see the same clock."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, function in contenders.items():
+        function()
+        function()
+    for _ in range(rounds):
+        for name, function in contenders.items():
+            times[name] += [_once(function, flush) for _ in range(launches)]
+    return {name: statistics.median(found) for name, found in times.items()}
