@@ -70,9 +70,7 @@ def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp, reserved: Sequence[
         writer.line("return None")
 
 
-_MODULE_RULES: dict[type[Operation], Callable[[CodeWriter, tile.KernelOp, Sequence[str]], None]] = {
-    tile.KernelOp: _print_kernel
-}
+_MODULE_RULES: dict[type[Operation], Callable[..., None]] = {tile.KernelOp: _print_kernel}
 
 
 class KernelPrinter:
@@ -168,7 +166,7 @@ def _scalar(printer: KernelPrinter, op: Operation) -> None:
         certain = type_ == i1 or any(printer.is_tensor(o) for o in op.operands)
         _result(printer, op, text if certain else f"wrap({text}, {bits_of(type_)})")
         return
-    bits = bits_of(type_) if isinstance(type_, IntegerType) else 0
+    bits = bits_of(type_)
     _result(printer, op, spelling.text.format(*operands, dtype=dtype_of(type_), bits=bits))
     if needs_tensors:
         printer.uniform.discard(op.results[0])
@@ -188,13 +186,11 @@ def _cmpf(printer: KernelPrinter, op: arith.CmpfOp) -> None:
 
 
 def _select(printer: KernelPrinter, op: arith.SelectOp) -> None:
-    function = "torch.where" if printer.is_tensor(op.cond) else "select"
-    values = [printer.tensor(op.lhs), printer.names.of(op.rhs)]
-    if printer.is_tensor(op.rhs):
-        values = printer.texts([op.lhs, op.rhs])
-    if function == "select" and all(o in printer.uniform for o in op.operands):
-        values = printer.texts([op.lhs, op.rhs])
-    _result(printer, op, f"{function}({', '.join([printer.names.of(op.cond), *values])})")
+    """One of the two values is a tensor, so that the result has its type."""
+    condition, then, otherwise = printer.texts(op.operands)
+    if not printer.is_tensor(op.rhs) and not all(o in printer.uniform for o in op.operands):
+        then = printer.tensor(op.lhs)
+    _result(printer, op, f"select({condition}, {then}, {otherwise})")
 
 
 def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:

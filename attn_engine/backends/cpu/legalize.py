@@ -1,12 +1,14 @@
-"""What torch has no single function for, in terms of what it has."""
+"""What torch has no single function for, or a slow one, in terms of what it has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, ModuleOp
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, ModuleOp
+from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -15,6 +17,22 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
+
+LOG2_E = 1.4426950408889634
+
+
+def _constant(value: float, op: Operation) -> arith.ConstantOp:
+    return arith.ConstantOp(FloatAttr(value, cast(AnyFloat, op.results[0].type)))
+
+
+class ExpToExp2(RewritePattern):
+    """exp2(x * log2(e)): torch's exp of f32 takes about four times as long as its exp2."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: math.ExpOp, rewriter: PatternRewriter) -> None:
+        factor = _constant(LOG2_E, op)
+        scaled = arith.MulfOp(op.operand, factor)
+        rewriter.replace(op, [factor, scaled, math.Exp2Op(scaled)])
 
 
 class SplitFma(RewritePattern):
@@ -32,7 +50,7 @@ class CubeRootToPower(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: math.CbrtOp, rewriter: PatternRewriter) -> None:
         magnitude = math.AbsFOp(op.operand)
-        third = arith.ConstantOp(FloatAttr(1 / 3, op.result.type))
+        third = _constant(1 / 3, op)
         power = math.PowFOp(magnitude, third)
         rewriter.replace(op, [magnitude, third, power, math.CopySignOp(power, op.operand)])
 
@@ -43,7 +61,7 @@ class RoundAwayToFloor(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: math.RoundOp, rewriter: PatternRewriter) -> None:
         magnitude = math.AbsFOp(op.operand)
-        half = arith.ConstantOp(FloatAttr(0.5, op.result.type))
+        half = _constant(0.5, op)
         shifted = arith.AddfOp(magnitude, half)
         floor = math.FloorOp(shifted)
         rewriter.replace(op, [magnitude, half, shifted, floor, math.CopySignOp(floor, op.operand)])
@@ -51,7 +69,7 @@ class RoundAwayToFloor(RewritePattern):
 
 @dataclass(frozen=True)
 class CpuLegalizePass(ModulePass):
-    """Rewrites scalar ops without a torch function.
+    """Rewrites scalar ops without a torch function, and exp, which is slow.
 
     ```
     %r = math.fma %a, %b, %c : f32
@@ -66,5 +84,7 @@ class CpuLegalizePass(ModulePass):
     name = "cpu-legalize"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        patterns = GreedyRewritePatternApplier([SplitFma(), CubeRootToPower(), RoundAwayToFloor()], dce_enabled=False)
+        patterns = GreedyRewritePatternApplier(
+            [ExpToExp2(), SplitFma(), CubeRootToPower(), RoundAwayToFloor()], dce_enabled=False
+        )
         PatternRewriteWalker(patterns).rewrite_module(op)

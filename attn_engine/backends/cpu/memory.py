@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from attn_engine.backends.cpu.support import Programs, Scalar, at, number, tensor
+from attn_engine.backends.cpu.support import Programs, Scalar, at, broadcast, number, tensor
 
 
 @dataclass
@@ -70,7 +71,7 @@ def _view(
             if not along or along in axis_of:
                 return None
             axis_of[along] = position
-            values: list[int] = index.flatten().tolist()
+            values = cast(list[int], index.flatten().tolist())
             if min(values) < 0 or max(values) >= memory.shape[dim]:
                 return None
             pick = _steps(values)
@@ -146,7 +147,7 @@ def load(
 
 def _read(memory: Tensor, places: Sequence[Tensor], valid: Tensor) -> Tensor:
     if memory.numel() == 0:
-        return memory.new_zeros(torch.broadcast_shapes(valid.shape, *(p.shape for p in places)))
+        return memory.new_zeros(broadcast(valid.shape, *(p.shape for p in places)))
     return torch.where(valid, memory[tuple(places)], memory.new_zeros(()))
 
 
@@ -202,7 +203,7 @@ def _fits(value: Tensor, view: Tensor) -> bool:
 
 
 def _write(memory: Tensor, places: Sequence[Tensor], valid: Tensor, value: Tensor, accumulate: bool) -> None:
-    full = torch.broadcast_shapes(valid.shape, value.shape, *(p.shape for p in places))
+    full = broadcast(valid.shape, value.shape, *(p.shape for p in places))
     mask = valid.expand(full)
     index = tuple(p.expand(full)[mask] for p in places)
     memory.index_put_(index, value.expand(full)[mask].to(memory.dtype), accumulate=accumulate)

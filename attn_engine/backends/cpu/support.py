@@ -8,7 +8,9 @@ scalar is a Python number, or a tensor [z, y] where programs may differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import cast as cast_type
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,10 @@ Scalar = Tensor | int | float | bool
 
 BATCH = 8
 """Programs in a batch: temporaries of one block of each should stay in the cache."""
+
+
+LARGE = 1 << 14
+"""Elements from which a choice on bit patterns pays."""
 
 
 class Programs:
@@ -94,7 +100,7 @@ def _trips(low: Tensor, high: Tensor, step: Scalar, reach: Tensor) -> Generator[
     """Induction values; plain numbers where all programs step on the same grid."""
     if not bool(reach.any()):
         return
-    lows, highs = (t.expand(reach.shape)[reach] for t in torch.broadcast_tensors(low, high))
+    lows, highs = low.expand(reach.shape)[reach], high.expand(reach.shape)[reach]
     if not isinstance(step, Tensor) and bool(((lows - lows[0]) % step == 0).all()):
         yield from range(int(lows.min()), int(highs.max()), int(step))
         return
@@ -161,12 +167,18 @@ def dot(a: Tensor, b: Tensor, acc: Tensor | None) -> Tensor:
         return torch.matmul(a, b)
     if a.shape[:2] != b.shape[:2] or a.shape[:2] != acc.shape[:2]:
         return acc + torch.matmul(a, b)
-    return torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+    product = torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1))
+    return product.view(acc.shape)
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all of these broadcast to."""
+    return tuple(cast_type(Sequence[int], torch.broadcast_shapes(*shapes)))
 
 
 def concat(values: Sequence[Tensor], axis: int) -> Tensor:
     """Tiles joined along a (negative) axis."""
-    batch = torch.broadcast_shapes(*(v.shape[:2] for v in values))
+    batch = broadcast(*(v.shape[:2] for v in values))
     return torch.cat([v.expand(*batch, *v.shape[2:]) for v in values], axis)
 
 
@@ -174,7 +186,24 @@ def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
     """Elementwise choice; of two numbers where the condition is a plain bool."""
     if not isinstance(condition, Tensor):
         return then if condition else otherwise
+    for side in (then, otherwise):
+        if isinstance(side, Tensor) and side.dtype == torch.float32 and side.numel() >= LARGE:
+            return _select_bits(condition, then, otherwise)
     return torch.where(condition, then, otherwise)
+
+
+def _select_bits(condition: Tensor, then: Scalar, otherwise: Scalar) -> Tensor:
+    """The choice made on bit patterns: exact for every float, and several times as fast as `torch.where`."""
+    mask = -condition.to(torch.int32)
+    bits = _bits(then) & mask
+    rest = _bits(otherwise)
+    return (bits | (rest & ~mask) if isinstance(rest, Tensor) or rest else bits).view(torch.float32)
+
+
+def _bits(value: Scalar) -> Tensor | int:
+    if isinstance(value, Tensor):
+        return value.to(torch.float32).view(torch.int32)
+    return int(np.float32(value).view(np.int32))
 
 
 # --- scalars -----------------------------------------------------------------------------------
@@ -235,8 +264,7 @@ def shrui(a: Scalar, b: Scalar, bits: int) -> Scalar:
     """A logical shift to the right: the bits that the sign fills in are cleared."""
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
         return wrap((int(a) & ((1 << bits) - 1)) >> int(b), bits)
-    dtype = a.dtype if isinstance(a, Tensor) else b.dtype  # type: ignore[union-attr]
-    a, b = tensor(a, dtype), tensor(b, dtype)
+    a, b = tensor(a, torch.int64), tensor(b, torch.int64)
     return torch.where(b == 0, a, (a >> b) & ~(-1 << (bits - b.clamp(min=1))))
 
 
