@@ -1,0 +1,396 @@
+"""attn-derive-backward: every gradient of every row function is that of torch autograd on the oracle, in fp64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from attn_engine.dialects import attn
+from attn_engine.errors import UnsupportedGradientError
+from tests.support.attn_cases import MASKS, ROWS, SCORE_MODS, attention_module, captures_for, random_inputs
+from tests.support.gradients import check_gradients, derive
+from tests.support.scalar_builder import At, Value, attention
+
+LN2 = math.log(2)
+
+
+def inputs(kind: str = "normal", **sizes: int) -> tuple[torch.Tensor, ...]:
+    return random_inputs(**({"b": 2, "hq": 4, "hkv": 2, "sq": 5, "skv": 9} | sizes), kind=kind)
+
+
+def every_third_row_sees_nothing(at: At) -> Value:
+    return (at.q - (at.q / 3) * 3 > 0) & (at.kv < at.q + 5)
+
+
+# --- row functions: (function, row vectors saved, extra loops over the keys, tolerance) -------------
+
+
+def softmax(s: Value) -> tuple[Value, Value, Value]:
+    m = s.max()
+    e = (s - m).exp()
+    return m, e, e.sum()
+
+
+def plain(s: Value, at: At) -> Value:
+    _, e, total = softmax(s)
+    return e / total
+
+
+def inverse_outside(s: Value, at: At) -> Value:
+    _, e, total = softmax(s)
+    return e * (1.0 / total)
+
+
+def naive(s: Value, at: At) -> Value:
+    e = s.exp()
+    return e / e.sum()
+
+
+def with_lse(s: Value, at: At) -> tuple[Value, Value]:
+    m, e, total = softmax(s)
+    return e / total, m + total.log()
+
+
+def lse_form(s: Value, at: At) -> Value:
+    m, _, total = softmax(s)
+    return (s - (m + total.log())).exp()
+
+
+def base_two(s: Value, at: At) -> tuple[Value, Value]:
+    t = s * (1 / LN2)
+    m = t.max()
+    e = (t - m).exp2()
+    total = e.sum()
+    return e / total, (m + total.log2()) * LN2
+
+
+def scaled_inside(s: Value, at: At) -> Value:
+    e = ((s - s.max()) * (1 / LN2)).exp2()
+    return e / e.sum()
+
+
+def guarded(s: Value, at: At) -> Value:
+    """A user's own guards against dead rows and zero sums."""
+    m = s.max()
+    m = m.equals(-math.inf).where(0.0, m)
+    e = (s - m).exp()
+    total = e.sum()
+    total = total.equals(0.0).where(1.0, total)
+    return e / total
+
+
+def softmax_one(s: Value, at: At) -> Value:
+    m, e, total = softmax(s)
+    return e / (total + (-m).exp())
+
+
+def wrong_softmax_one(s: Value, at: At) -> Value:
+    """Here the maximum is no stabiliser: it changes the result, and has a gradient."""
+    _, e, total = softmax(s)
+    return e / (total + 1.0)
+
+
+def with_maximum(s: Value, at: At) -> tuple[Value, Value]:
+    m, e, total = softmax(s)
+    return e / total, m
+
+
+def first_of_maxima(s: Value, at: At) -> tuple[Value, Value]:
+    _, e, total = softmax(s)
+    return e / total, s.reduce("max", attn.TieRule.FIRST)
+
+
+def squared_relu(s: Value, at: At) -> Value:
+    r = (s > 0.0).where(s, 0.0)
+    return r * r
+
+
+def p_norm(s: Value, at: At) -> Value:
+    return s / ((s.abs() ** 3.0).sum() ** (1 / 3))
+
+
+def thresholded(s: Value, at: At) -> Value:
+    return (plain(s, at) - 0.1).maximum(0.0)
+
+
+def centred_exp(s: Value, at: At) -> Value:
+    e = (s - s.sum() / s.count()).exp()
+    return e / e.sum()
+
+
+def layer_norm(s: Value, at: At) -> Value:
+    mean = s.sum() / s.count()
+    centred = s - mean
+    return centred * ((centred * centred).sum() / s.count() + 0.01).rsqrt()
+
+
+def min_max(s: Value, at: At) -> Value:
+    low, high = s.min(), s.max()
+    return (s - low) / (high - low + 0.5)
+
+
+def two_softmaxes(s: Value, at: At) -> Value:
+    _, e, total = softmax(s)
+    _, f, other = softmax(s * 2.0)
+    return e / total - 0.5 * (f / other)
+
+
+def entropy(s: Value, at: At) -> tuple[Value, Value]:
+    m, e, total = softmax(s)
+    p = e / total
+    return p, (p * (s - m - total.log())).sum()
+
+
+ROW_FUNCTIONS: dict[str, tuple[Any, int, int, float]] = {
+    "plain": (plain, 1, 0, 1e-9),
+    "inverse outside": (inverse_outside, 1, 0, 1e-9),
+    "naive": (naive, 1, 0, 1e-9),
+    "with lse": (with_lse, 1, 0, 1e-9),
+    "lse form": (lse_form, 1, 0, 1e-9),
+    "base two": (base_two, 1, 0, 1e-6),
+    "scaled inside": (scaled_inside, 1, 0, 1e-6),
+    "guarded": (guarded, 1, 0, 1e-9),
+    "softmax one": (softmax_one, 1, 0, 1e-9),
+    "wrong softmax one": (wrong_softmax_one, 2, 2, 1e-9),
+    "with maximum": (with_maximum, 1, 2, 1e-9),
+    "first of maxima": (first_of_maxima, 1, 2, 1e-9),
+    "sigmoid": (lambda s, at: 1.0 / (1.0 + (-s).exp()), 0, 0, 1e-9),
+    "silu": (lambda s, at: s / (1.0 + (-s).exp()), 0, 0, 1e-9),
+    "relu": (lambda s, at: (s > 0.0).where(s, 0.0), 0, 0, 1e-9),
+    "squared relu": (squared_relu, 0, 0, 1e-9),
+    "linear": (lambda s, at: s, 0, 0, 1e-9),
+    "unnormalised exp": (lambda s, at: (s * 0.3).exp(), 0, 0, 1e-9),
+    "tanh": (lambda s, at: s.tanh() + s.sin() * s.cos() + s.erf() + s.atan(), 0, 0, 1e-6),
+    "roots": (lambda s, at: (s * s + 1.0).sqrt() + (s * s + 1.0).log1p() + (s * 0.1).expm1(), 0, 0, 1e-9),
+    "retention": (lambda s, at: s / s.abs().sum().maximum(1.0), 1, 0, 1e-9),
+    "saturated retention": (lambda s, at: s / s.abs().sum().maximum(1e4), 1, 0, 1e-9),
+    "cosine": (lambda s, at: s / (s * s).sum().sqrt(), 1, 0, 1e-9),
+    "p norm": (p_norm, 1, 0, 1e-6),
+    "centred": (lambda s, at: s - s.sum() / s.count(), 2, 1, 1e-9),
+    "times sum": (lambda s, at: s * s.sum(), 1, 1, 1e-9),
+    "thresholded softmax": (thresholded, 1, 1, 1e-9),
+    "exp of centred": (centred_exp, 1, 0, 1e-9),
+    "layer norm": (layer_norm, 3, 1, 1e-9),
+    "min max": (min_max, 2, 2, 1e-9),
+    "two softmaxes": (two_softmaxes, 2, 1, 1e-9),
+    "entropy": (entropy, 3, 0, 1e-9),
+    "mean": (lambda s, at: 1.0 / s.count(), 1, 0, 1e-9),
+    "powers of two": (lambda s, at: s / (s.abs().sum() + 1.0) ** 2.0, 1, 0, 1e-9),
+}
+
+
+@pytest.mark.parametrize("name", ROW_FUNCTIONS)
+def test_row_functions(name: str) -> None:
+    function, saved, steps, tolerance = ROW_FUNCTIONS[name]
+    for mask in (None, every_third_row_sees_nothing):
+        forward, backward = check_gradients(attention(function, mask=mask), inputs(), tolerance=tolerance)
+        assert (len(forward.saved), len(backward.row_steps)) == (saved, steps)
+
+
+@pytest.mark.parametrize("kind", ["large", "low"])
+@pytest.mark.parametrize("row", ROWS)
+def test_hard_scores(row: str, kind: str) -> None:
+    for score_mod, mask in zip(SCORE_MODS, MASKS, strict=True):
+        q, k, v = inputs(kind)
+        captures = captures_for(q, k, row, score_mod, mask)
+        wrt = ["q", "k", "v", *(i for i, c in enumerate(captures) if c.is_floating_point())]
+        check_gradients(attention_module(row, score_mod, mask), (q, k, v), captures, wrt)
+
+
+# --- captures: (row, score_mod, shapes as names of axes) --------------------------------------------
+
+
+def alibi(x: Value, at: At) -> Value:
+    return x + at.c[0][at.h] * (at.kv - at.q).real()
+
+
+def table(x: Value, at: At) -> Value:
+    """A bias looked up by distance; negative indices count from the end, several elements share an entry."""
+    return x + at.c[0][at.h, at.q - at.kv]
+
+
+def gathered(x: Value, at: At) -> Value:
+    return x + at.c[1][at.c[0][at.kv]]
+
+
+def row_temperature(s: Value, at: At) -> Value:
+    t = at.c[0][at.b, at.q].exp()
+    scaled = s * t
+    e = (scaled - scaled.max()).exp()
+    return e / e.sum()
+
+
+def temperature_of_differences(s: Value, at: At) -> Value:
+    e = ((s - s.max()) * at.c[0][at.h]).exp()
+    return e / e.sum()
+
+
+def column_temperature(s: Value, at: At) -> Value:
+    e = ((s - s.max()) * at.c[0][at.kv].exp()).exp()
+    return e / e.sum()
+
+
+def sink(s: Value, at: At) -> tuple[Value, Value]:
+    x = at.c[0][at.h]
+    m = s.max().maximum(x)
+    e = (s - m).exp()
+    total = e.sum() + (x - m).exp()
+    return e / total, m + total.log()
+
+
+def sink_in_a_row(s: Value, at: At) -> tuple[Value, Value]:
+    """An output whose gradient belongs to the row alone, beside code in which a dead row would leave NaN."""
+    return (s > 0.0).where(s, 0.0), s.sum() * at.c[0][at.h] + at.c[0][at.h] * at.c[0][at.h]
+
+
+def weighted(s: Value, at: At) -> Value:
+    e = (s - s.max()).exp() * at.c[0][at.kv].exp()
+    return e / e.sum()
+
+
+def two_uses(x: Value, at: At) -> Value:
+    return x * at.c[0][at.h] + at.c[0][at.kv] * at.c[1][()]
+
+
+CAPTURES: dict[str, tuple[Any, Any, Any]] = {
+    "slopes": (plain, alibi, ["h"]),
+    "dense bias": (with_lse, lambda x, at: x + at.c[0][at.b, at.h, at.q, at.kv], ["bhqk"]),
+    "bias per row": (with_lse, lambda x, at: x + at.c[0][at.q] * x, ["q"]),
+    "bias per column": (plain, lambda x, at: x * at.c[0][at.kv], ["k"]),
+    "scalar": (softmax_one, lambda x, at: x * at.c[0][()], [""]),
+    "lookup": (plain, table, ["hK"]),
+    "gather": (plain, gathered, ["k#", "K"]),
+    "trained cap": (plain, lambda x, at: (x / at.c[0][at.h]).tanh() * at.c[0][at.h], ["h"]),
+    "two uses": (plain, two_uses, ["k", ""]),
+    "row temperature": (row_temperature, None, ["bq"]),
+    "temperature of differences": (temperature_of_differences, None, ["h"]),
+    "column temperature": (column_temperature, None, ["k"]),
+    "sink": (sink, None, ["h"]),
+    "row gradient": (sink_in_a_row, None, ["h"]),
+    "column weights": (weighted, None, ["k"]),
+    "trained threshold": (lambda s, at: (plain(s, at) - at.c[0][at.h] * 0.1).maximum(0.0), None, ["h"]),
+    "trained power": (lambda s, at: (s * s + 1.0) ** at.c[0][at.h], None, ["h"]),
+    "normaliser": (lambda s, at: s / (s.abs().sum() + at.c[0][at.q].exp()), alibi, ["q"]),
+}
+
+
+def capture(shape: str, q: torch.Tensor, k: torch.Tensor, seed: int) -> torch.Tensor:
+    """`b`, `h`, `q`, `k` as in the inputs, K as long as all distances; # holds indices into another K."""
+    sizes = {"b": q.shape[0], "h": q.shape[1], "q": q.shape[2], "k": k.shape[2], "K": q.shape[2] + k.shape[2]}
+    generator = torch.Generator().manual_seed(seed)
+    dims = [sizes[axis] for axis in shape if axis != "#"]
+    if "#" in shape:
+        return torch.randint(0, sizes["K"], dims, generator=generator)
+    return torch.randn(dims, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_captures(name: str) -> None:
+    row, score_mod, shapes = CAPTURES[name]
+    q, k, v = inputs()
+    captures = [capture(shape, q, k, seed) for seed, shape in enumerate(shapes)]
+    if name == "normaliser":
+        captures = [torch.rand(max(q.shape[1], q.shape[2]), dtype=torch.float64)]
+    integers = [i for i, shape in enumerate(shapes) if "#" in shape]
+    trained = [i for i in range(len(shapes)) if i not in integers]
+    for mask in (None, every_third_row_sees_nothing):
+        module = attention(row, score_mod, mask, [c.ndim for c in captures], integers)
+        check_gradients(module, (q, k, v), captures, ["q", "k", "v", *trained])
+
+
+def test_rows_of_minus_infinity() -> None:
+    """A live row with scores of -inf, and a row of nothing else, under every spelling of softmax."""
+    q, k, v = inputs()
+    bias = torch.randn(q.shape[2], k.shape[2], dtype=torch.float64)
+    bias[1, ::2] = -math.inf
+    bias[3] = -math.inf
+    for row in (
+        plain,
+        inverse_outside,
+        with_lse,
+        lse_form,
+        softmax_one,
+        guarded,
+        thresholded,
+        entropy_free,
+        min_max_free,
+    ):
+        module = attention(row, lambda x, at: x + at.c[0][at.q, at.kv], captures=[2])
+        check_gradients(module, (q, k, v), [bias], ["q", "k", "v", 0])
+
+
+def entropy_free(s: Value, at: At) -> tuple[Value, Value]:
+    """A maximum that only an output reads: its dead rows are dead rows of the weights too."""
+    return 1.0 / (1.0 + (-s).exp()), s.max() * 0.0
+
+
+def min_max_free(s: Value, at: At) -> Value:
+    return (s - s.max() > -1.0).where(s.count() * 0.1, 0.25)
+
+
+def test_ties() -> None:
+    """Equal scores share the gradient of a maximum, or the first takes it."""
+    q, k, v = inputs()
+    k[:, :, 1] = k[:, :, 2] = k[:, :, 0] = 3 * k[:, :, 0]
+    for function in (wrong_softmax_one, with_maximum, first_of_maxima, min_max):
+        check_gradients(attention(function), (q, k, v))
+
+
+def test_sum_of_zero() -> None:
+    """p = s * sum(s) with sum 0: o and delta are 0, and say nothing of the gradient of the sum."""
+    q, k, v = (torch.ones(1, 1, n, 2, dtype=torch.float64) for n in (1, 2, 2))
+    k[:, :, 1], v[:, :, 1] = -k[:, :, 0], 2.0
+    check_gradients(attention(lambda s, at: s * s.sum()), (q, k, v))
+
+
+def test_overflowing_exponentials() -> None:
+    """1 / (1 + exp(-s)) at s = -1000 and its kin: no inf / inf."""
+    q, k, v = inputs("large")
+    sigmoids = [
+        lambda s, at: 1.0 / (1.0 + (-s * 4.0).exp()),
+        lambda s, at: 1.0 / ((-s * 4.0).exp() + 2.0),
+        lambda s, at: s / (1.0 + (s * -4.0).exp2()),
+        lambda s, at: 1.0 / (1.0 + (s * s).exp()),
+        lambda s, at: (1.0 + (-s * 4.0).exp()) ** -2.0,
+    ]
+    for function in sigmoids:
+        check_gradients(attention(function), (q, k, v), tolerance=1e-6)
+
+
+def test_modifications() -> None:
+    q, k, v = inputs()
+    mods: dict[str, Any] = {
+        "query_mod": lambda x, at: x * x.tanh() * at.h.real(),
+        "key_mod": lambda x, at: x * (at.h + 1).real() + (x * at.kv.real()).sin(),
+        "value_mod": lambda x, at: x.exp() + at.c[0][at.b] * x,
+    }
+    scale = torch.rand(q.shape[0], dtype=torch.float64)
+    _, backward = check_gradients(attention(with_lse, captures=[1], **mods), (q, k, v), [scale])
+    assert backward.query_vjp and backward.key_vjp and backward.value_vjp
+
+
+@pytest.mark.parametrize("wrt", [["q"], ["k"], ["v"], ["q", "v"], [0], ["k", 1]])
+def test_subsets(wrt: list[str | int]) -> None:
+    """Only what is asked for is computed."""
+    q, k, v = inputs()
+    captures = [torch.rand(q.shape[1], dtype=torch.float64), torch.rand((), dtype=torch.float64)]
+
+    def score_mod(x: Value, at: At) -> Value:
+        return x * at.c[0][at.h] + at.c[1][()] * at.kv.real()
+
+    _, backward = check_gradients(attention(with_lse, score_mod, captures=[1, 0]), (q, k, v), captures, wrt)
+    assert {n for n in "qkv" if getattr(backward, f"d{n}") is not None} == {w for w in wrt if isinstance(w, str)}
+    written = {op.capture.index for op in backward.walk() if isinstance(op, attn.AccumulateGradOp)}  # type: ignore[union-attr]
+    assert len(written) == sum(isinstance(w, int) for w in wrt)
+
+
+def test_unsupported() -> None:
+    module = attention(plain, value_mod=lambda x, at: x * at.c[0][at.h], captures=[1])
+    with pytest.raises(UnsupportedGradientError, match="value_mod"):
+        derive(module, ["v", 0])
+    module = attention(plain, lambda x, at: x + at.c[0][at.h].real(), captures=[1], integers=[0])
+    with pytest.raises(UnsupportedGradientError, match="capture 0"):
+        derive(module, [0])
