@@ -1,0 +1,196 @@
+"""What asynchronous kernels share while they run: slots, barriers, work in flight, and a scheduler that picks at random.
+
+Work in flight takes effect at one moment between its start and the wait for it, and the scheduler picks that moment,
+so that every missing wait, barrier or fence shows in some schedule: as poison, as a wrong result or as an error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.ir import Operation
+
+from attn_engine.errors import AttnEngineError
+from attn_engine.interpreters.tile_memory import Window, poison
+
+Steps = Generator["Callable[[], bool] | None", None, Any]
+"""A role as a coroutine: it yields what it waits for, or None where another may run."""
+
+
+class DeadlockError(AttnEngineError):
+    """Roles wait for barriers whose phases nothing will end."""
+
+
+class AsyncProtocolError(AttnEngineError):
+    """An asynchronous access that nothing orders after a generic access of the same slot."""
+
+
+@dataclass
+class Storage:
+    """The memory of one ring, and which roles accessed which slots since their last proxy fence."""
+
+    data: Tensor
+    unfenced: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A view of a ring: one stage of it, or all (stage -1)."""
+
+    storage: Storage
+    stage: int
+    transposed: bool = False
+
+    @property
+    def data(self) -> Tensor:
+        part = self.storage.data[self.stage] if self.stage >= 0 else self.storage.data
+        return part.T if self.transposed else part
+
+    def touch(self, role: int) -> None:
+        """A generic access."""
+        self.storage.unfenced.setdefault(self.stage, set()).add(role)
+
+    def check(self, op: Operation) -> None:
+        """Before an asynchronous access."""
+        roles = self.storage.unfenced.get(self.stage)
+        if roles:
+            raise AsyncProtocolError(
+                f"{op.name} follows a generic access of the same slot; put a tile.proxy_fence in between: {op}"
+            )
+
+
+@dataclass
+class Barrier:
+    """One barrier: the phase that runs, and what it still waits for."""
+
+    count: int
+    phase: int = 0
+    arrivals: int = 0
+    missing_bytes: int = 0
+
+    def arrive(self, expected_bytes: int = 0) -> None:
+        self.arrivals += 1
+        self.missing_bytes += expected_bytes
+        self._end_phase()
+
+    def land(self, size: int) -> None:
+        self.missing_bytes -= size
+        self._end_phase()
+
+    def _end_phase(self) -> None:
+        if self.arrivals == self.count and self.missing_bytes == 0:
+            self.phase += 1
+            self.arrivals = 0
+
+    def has_ended(self, parity: int) -> bool:
+        """Whether the last phase that ended has that parity; before the first, phase -1 has."""
+        return self.phase & 1 != parity
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A global tensor, for copies of blocks of one shape."""
+
+    tensor: Tensor
+    block: tuple[int, ...]
+
+    def window(self, coordinates: list[int]) -> Window:
+        """What part of the tensor and of the block a copy moves; the rest is outside."""
+        memory: list[slice] = []
+        inside: list[slice] = []
+        for start, size, limit in zip(coordinates, self.block, self.tensor.shape, strict=True):
+            low, high = max(start, 0), max(min(start + size, limit), 0)
+            high = max(low, high)
+            memory.append(slice(low, high))
+            inside.append(slice(low - start, high - start))
+        return Window(tuple(memory), tuple(inside), tuple(range(len(self.block))))
+
+
+@dataclass
+class Product:
+    """A product in flight: reads its slots when it completes."""
+
+    compute: Callable[[], Tensor]
+    value: Tensor | None = None
+
+    def complete(self) -> None:
+        self.value = self.compute()
+
+
+class Scheduler:
+    """Runs roles and completes work in flight in a random order, until nothing is left."""
+
+    def __init__(self, seed: int):
+        self.random = Random(seed)
+        # some schedules complete work early, some late
+        self.eagerness = self.random.choice((0.02, 0.2, 1.0, 5.0))
+        self.copies: list[Callable[[], None]] = []
+        self.queues: list[deque[Callable[[], None]]] = []
+        self._roles: list[_Running] = []
+
+    def queue(self) -> deque[Callable[[], None]]:
+        """Work that completes in the order in which it started."""
+        self.queues.append(deque())
+        return self.queues[-1]
+
+    def add(self, name: str, steps: Steps) -> None:
+        self._roles.append(_Running(name, steps))
+
+    def run(self) -> None:
+        while True:
+            ready = [role for role in self._roles if role.waits_for is None or role.waits_for()]
+            late = len(self.copies) + sum(map(bool, self.queues))
+            if not ready and not late:
+                break
+            weight = late * self.eagerness
+            if not ready or self.random.random() * (weight + len(ready)) < weight:
+                self._complete()
+            else:
+                self._advance(self.random.choice(ready))
+        if self._roles:
+            raise DeadlockError("no role can go on: " + "; ".join(f"{r.name} in {r.place()}" for r in self._roles))
+
+    def _complete(self) -> None:
+        choice = self.random.randrange(len(self.copies) + sum(map(bool, self.queues)))
+        if choice < len(self.copies):
+            self.copies.pop(choice)()
+        else:
+            [q for q in self.queues if q][choice - len(self.copies)].popleft()()
+
+    def _advance(self, role: _Running) -> None:
+        try:
+            role.waits_for = next(role.steps)
+        except StopIteration:
+            self._roles.remove(role)
+
+
+@dataclass(eq=False)
+class _Running:
+    name: str
+    steps: Steps
+    waits_for: Callable[[], bool] | None = None
+
+    def place(self) -> str:
+        return getattr(self.waits_for, "place", "a loop")
+
+
+class Condition:
+    """What a role waits for, with a text for reports."""
+
+    def __init__(self, test: Callable[[], bool], place: str):
+        self._test = test
+        self.place = place
+
+    def __call__(self) -> bool:
+        return self._test()
+
+
+def storage(shape: tuple[int, ...], dtype: torch.dtype) -> Storage:
+    """Fresh memory holds poison."""
+    return Storage(poison(shape, dtype))
