@@ -59,6 +59,7 @@ _RULES: dict[type[Operation], Rule] = {
     arith.NegfOp: lambda _, a: scale(a[0], -1.0),
     arith.MulfOp: lambda g, a: g.mul(*a),
     arith.DivfOp: _div,
+    math.FmaOp: lambda g, a: add(g.mul(a[0], a[1]), a[2]),
     math.ExpOp: lambda g, a: g.exp(a[0]),
     math.Exp2Op: lambda g, a: g.exp(_rebased(g.expand(a[0]), LN2)),
     math.LogOp: lambda g, a: g.log(a[0]),

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp
+from attn_engine.errors import RowValueError
 from attn_engine.ir.algebra import Algebra, add, scale
 from attn_engine.ir.expression import GROUP, ONE, Atom, Key, Sum, show, show_atom
 from attn_engine.ir.normal_form import NormalForms
@@ -116,11 +117,15 @@ class _Planner:
         weight, *outputs = row.last_op.operands
         self._needed = _backward_slice([weight, *outputs])
         self._levels: dict[int, int] = {}
+        self._reduced: dict[Operation, Sum] = {}
         forms = NormalForms(row, self.plan.algebra, self._reduction)
         self.plan.forms = forms
         self.plan.outputs = outputs
-        self._drop_unused(forms[weight])
+        for output in outputs:
+            if forms[output].on_kv:
+                raise RowValueError(output.name_hint or show(forms[output]))
         self._place_weight(weight, forms[weight])
+        self._drop_unused()
         self._count_if_needed(row)
         self.plan.states.sort(key=lambda s: s.level)
 
@@ -141,13 +146,25 @@ class _Planner:
         result = self._separated(kind, value, level)
         if isinstance(result, Separation):
             self.plan.verdicts.append(Verdict(name, level, True, describe(result)))
-            return result, level
+            return self._as_written(result, source, level) if result.element == value else result, level
         if not value.states & self._running(level):
             self.plan.verdicts.append(Verdict(name, level, True, show(value)))
-            return Separation(value, source=source), level
+            return self._as_written(Separation(value), source, level), level
         self.plan.verdicts.append(Verdict(name, level + 1, False, result.reason, show(result.culprit)))
         again = self._separated(kind, value, level + 1)
-        return (again if isinstance(again, Separation) else Separation(value, source=source)), level + 1
+        if isinstance(again, Separation):
+            return again, level + 1
+        return self._as_written(Separation(value), source, level + 1), level + 1
+
+    def _as_written(self, separation: Separation, source: SSAValue, level: int) -> Separation:
+        """With the user's own code, if every reduction in it (one that cancels too) is final before this loop."""
+        final = all(self._levels[n] < level for n in self._reads(source))
+        return replace(separation, source=source) if final else separation
+
+    def _reads(self, source: SSAValue) -> frozenset[int]:
+        """The states behind the reductions that a value reads as it is written."""
+        reductions = _reductions_read(source)
+        return frozenset[int]().union(*(self._reduced[r].states for r in reductions))
 
     def _reduction(self, op: RowReduceOp, value: Sum) -> Sum:
         kind = ReduceKind(op.kind.data)
@@ -157,12 +174,14 @@ class _Planner:
         number = _positive_number(self.plan.algebra, value) if kind in (ReduceKind.MAX, ReduceKind.MIN) else 1.0
         value = scale(value, 1 / number)
         separation, level = self._settled(name, kind, op.value, value, self._level_of(value))
-        if separation.source is not None:
+        if number != 1.0 and not value.states:
+            separation = replace(separation, source=None)
+        elif number != 1.0 and separation.source is not None:
             separation, number = replace(separation, element=scale(value, number)), 1.0
         state = self._state(op, kind, separation, level)
-        if separation.additive:
-            return scale(add(state, separation.row), number)
-        return scale(self.plan.algebra.mul(state, separation.row), number)
+        whole = add(state, separation.row) if separation.additive else self.plan.algebra.mul(state, separation.row)
+        self._reduced[op] = scale(whole, number)
+        return self._reduced[op]
 
     def _state(self, op: RowReduceOp, kind: ReduceKind, separation: Separation, level: int) -> Sum:
         """The state of a separated element, shared by equal ones."""
@@ -175,20 +194,27 @@ class _Planner:
             self.plan.states.append(State(value.atom, kind, level, separation))
         return value
 
-    def _drop_unused(self, weight: Sum) -> None:
+    def _inputs(self, separation: Separation) -> frozenset[int]:
+        """The states that a separated value is computed from."""
+        read = self._reads(separation.source) if separation.source is not None else separation.element.states
+        return read.union(separation.row.states, *(s.atom.states for s in separation.stabilisers))
+
+    def _drop_unused(self) -> None:
         """Keeps the states that a result reads, and extrema, by which a row may be dead."""
         graph: nx.DiGraph[int] = nx.DiGraph()
         for state in self.plan.states:
             graph.add_node(state.atom.number)
-            inputs = state.separation.element.states.union(*(s.atom.states for s in state.separation.stabilisers))
+            inputs = self._inputs(state.separation)
             graph.add_edges_from((n, state.atom.number) for n in inputs)
-        roots = weight.states.union(*(self.plan.forms[o].states for o in self.plan.outputs))
+        roots = self._inputs(self.plan.weight).union(*(self._reads(o) for o in self.plan.outputs))
         roots |= {s.atom.number for s in self.plan.states if s.detects_dead_rows}
         kept = set(roots).union(*(nx.ancestors(graph, n) for n in roots if n in graph))
         self.plan.states = [s for s in self.plan.states if s.atom.number in kept]
 
     def _place_weight(self, source: SSAValue, value: Sum) -> None:
-        last = max((s.level for s in self.plan.states), default=0)
+        read = frozenset[int]().union(*(self._reads(o) for o in self.plan.outputs))
+        read |= {s.atom.number for s in self.plan.states if s.detects_dead_rows}
+        last = max((self._levels[n] for n in read), default=0)
         level = max(last, self._level_of(value))
         self.plan.weight, level = self._settled(WEIGHT, ReduceKind.SUM, source, value, level)
         self.plan.levels = level + 1
@@ -202,6 +228,8 @@ class _Planner:
         factor = evaluate(plan.weight.row, identities)
         if not plan.outputs and factor is not None and math.isfinite(factor):
             return
+        kept = {s.atom.number for s in plan.states}
+        self._levels = {n: level for n, level in self._levels.items() if n in kept}
         op = RowReduceOp(ReduceKind.COUNT, row.args[0])
         self._state(op, ReduceKind.COUNT, Separation(ONE), 0)
         op.erase()
@@ -217,6 +245,23 @@ def _backward_slice(values: list[SSAValue]) -> set[Operation]:
             seen.add(owner)
             stack.extend(owner.operands)
     return seen
+
+
+def _reductions_read(source: SSAValue) -> set[RowReduceOp]:
+    """The reductions that a value reads, not those within their arguments."""
+    found: set[RowReduceOp] = set()
+    seen: set[SSAValue] = set()
+    stack = [source]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value.owner, RowReduceOp):
+            found.add(value.owner)
+        elif isinstance(value.owner, Operation):
+            stack.extend(value.owner.operands)
+    return found
 
 
 def _positive_number(algebra: Algebra, value: Sum) -> float:

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from attn_engine.dialects.attn import EpilogueYieldOp, ReduceKind, RowReduceOp, StepYieldOp
-from attn_engine.ir.expression import Atom
+from attn_engine.ir.expression import Atom, atoms_of
 from attn_engine.ir.separation import Stabiliser
 from attn_engine.ir.value_range import atom_range
 from attn_engine.passes.online_plan import IDENTITY, OnlinePlan, State
@@ -30,6 +30,7 @@ class StepBuilder:
     def __init__(self, plan: OnlinePlan, level: int, row: Block):
         self.plan = plan
         self.level = level
+        self.score = row.args[0]
         self.states = [s for s in plan.states if s.level == level]
         self.finals = [s for s in plan.states if s.level < level]
         captures = row.args[5:]
@@ -119,8 +120,10 @@ class StepBuilder:
 
     def _guarded(self, weight: SSAValue) -> SSAValue:
         """The weight, 0 in a row that is dead so far, where the formula may give more than that."""
+        if self._always_finite():
+            return weight
         for state in self.plan.states:
-            if not state.detects_dead_rows or self._vanishes_with(state):
+            if not state.detects_dead_rows:
                 continue
             dead = DEAD[state.kind]
             zero = self.now.constant(0.0)
@@ -134,21 +137,25 @@ class StepBuilder:
     def _stabilised_by(self, state: State) -> bool:
         return any(s.atom == state.atom for s in self.plan.weight.stabilisers)
 
-    def _vanishes_with(self, state: State) -> bool:
-        """Whether the weight is finite, and 0 as long as `state` has seen no finite element."""
+    def _always_finite(self) -> bool:
+        """Whether every weight is finite: a stabilised exponential times factors that no score makes infinite."""
         weight = self.plan.weight
-        if not weight.stabilisers or not self._monotone_by(state):
+        if not weight.stabilisers or not weight.tight or not all(s.monotone for s in weight.stabilisers):
             return False
         factors = [f for p, _ in weight.element.terms for f in p.factors if f[0].on_kv]
-        return all(power > 0 and _magnitude(atom) < 1e30 for atom, power in factors)
+        return all((_magnitude(a) < 1e30 and p > 0) or not self._reads_score(a) for a, p in factors)
 
-    def _monotone_by(self, state: State) -> bool:
-        """Whether the weight's exponent has this state's element as a driver (its clamps included)."""
-        weight = self.plan.weight
-        return weight.tight and any(s.monotone and s.driver == state.atom.args[0] for s in weight.stabilisers)
+    def _reads_score(self, atom: Atom) -> bool:
+        if atom.value is not None:
+            return atom.value == self.score
+        return any(self._reads_score(a) for arg in atom.args for a in atoms_of(arg))
 
     def _finite_while_dead(self, weight: SSAValue, value: SSAValue, dead: float) -> SSAValue:
-        """An infinite weight of an infinite element counts only in a row that turns out to live."""
+        """Drops infinite weights while only infinite elements were seen.
+
+        In a row that stays dead they must not reach the accumulator. In a row that comes to life the formula
+        gives an infinite or undefined result: the one case in which this gives a finite one instead.
+        """
         size = self.now.insert(math.AbsFOp(weight))
         infinite = self.now.insert(arith.CmpfOp(size, self.now.constant(float("inf")), "ult"))
         kept = self.now.select(infinite, weight, self.now.constant(0.0))

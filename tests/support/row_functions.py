@@ -161,10 +161,11 @@ def attention(function: Callable, outputs: int | None = None) -> ModuleOp:
 
     captures = "".join(f", %{n}_: {t}" for n, t in CAPTURES.items())
     names = ", ".join(["%o", *(f"%r{i}" for i in range(len(values)))])
+    returned = ", ".join(["tensor<?x?x?x?xf32>", *[vector] * len(values)])
     yielded = ", ".join(v.name for v in (p, *values))
     body = "\n    ".join(row.lines)
     text = f"""
-func.func @attention(%q: tensor<?x?x?x?xf32>, %k: tensor<?x?x?x?xf32>, %v: tensor<?x?x?x?xf32>, %scale: f32{", ".join(["", *(f"%{n}: {t}" for n, t in CAPTURES.items())])}) {{
+func.func @attention(%q: tensor<?x?x?x?xf32>, %k: tensor<?x?x?x?xf32>, %v: tensor<?x?x?x?xf32>, %scale: f32{", ".join(["", *(f"%{n}: {t}" for n, t in CAPTURES.items())])}) -> ({returned}) {{
   {names} = attn.attention %q, %k, %v scale %scale captures {", ".join(f"%{n}" for n in CAPTURES)} : tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32> captures {", ".join(CAPTURES.values())} -> tensor<?x?x?x?xf32>{types("outputs", outputs)}{types("saved", len(values) - outputs)} score_mod {{
   ^bb0(%x: f32, %b: i64, %h: i64, %qi: i64, %kv: i64{captures}):
     %y = attn.load %scores_[%qi, %kv] : tensor<?x?xf32> -> f32
@@ -178,7 +179,7 @@ func.func @attention(%q: tensor<?x?x?x?xf32>, %k: tensor<?x?x?x?xf32>, %v: tenso
     {body}
     attn.yield {yielded} : {", ".join(["f32"] * (1 + len(values)))}
   }}
-  func.return
+  func.return {names} : {returned}
 }}
 """
     module = Parser(make_context(), text).parse_module()
