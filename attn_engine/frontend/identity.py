@@ -51,6 +51,10 @@ _PLAIN = (bool, int, str, bytes, complex, range, type(None), type(Ellipsis), tor
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class written in Python
+_NO_BEHAVIOUR = frozenset(
+    {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__builtins__", "__repr__", "__str__"}
+)
+_CONSTRUCTION = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__reduce__"})
 _MAX_NODES = 2000
 
 
@@ -144,7 +148,7 @@ class _Walk:
             if _is_constant(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
                 return ("constant", value)
             return (value, *self.members(value, vars(value).get))
-        if type(value).__flags__ & _HEAP_TYPE and not isinstance(value, torch.Generator):
+        if type(value).__flags__ & _HEAP_TYPE or isinstance(value, types.SimpleNamespace):
             return (
                 "object",
                 cast("type[object]", type(value)),
@@ -180,12 +184,19 @@ class _Walk:
         )
 
     def members(self, value: object, get: Any) -> Iterator[Key]:
-        """The attributes that the code mentions, and the operators that a class defines."""
+        """The attributes that the code mentions, and the operators that a class defines.
+
+        The methods of a base class that is not walked (one of torch's) may read and call everything.
+        """
         self.met_members = True
         kind = value if isinstance(value, type) else type(value)
-        operators = {n for k in kind.__mro__ if not _is_constant(k.__module__) for n in vars(k) if n.startswith("__")}
-        ignored = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__builtins__"}
-        for name in sorted((self.attributes | operators) - ignored):
+        written = [k for k in kind.__mro__ if k.__flags__ & _HEAP_TYPE and not _is_constant(k.__module__)]
+        inherits = any(k.__flags__ & _HEAP_TYPE and _is_constant(k.__module__) for k in kind.__mro__)
+        called = {n for k in written for n in vars(k) if n.startswith("__") or inherits}
+        if inherits and not isinstance(value, type):
+            called |= _state(value)
+        ignored = _NO_BEHAVIOUR if isinstance(value, type) else _NO_BEHAVIOUR | _CONSTRUCTION
+        for name in sorted((self.attributes | called) - ignored):
             found = get(name)
             if isinstance(found, property | functools.cached_property):
                 raise _UndecidableError
@@ -210,6 +221,17 @@ def _contents(cell: types.CellType) -> object:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+def _state(value: Any) -> set[str]:
+    """The names under which an object keeps what its methods may read."""
+    stored: dict[str, object] = getattr(value, "__dict__", {})
+    if not isinstance(value, torch.nn.Module):
+        return set(stored)
+    if any(stored[name] for name in stored if name.endswith("_hooks")):
+        raise _UndecidableError
+    tables = (value._parameters, value._buffers, value._modules)  # type: ignore[reportPrivateUsage]
+    return {name for name in stored if not name.startswith("_")}.union(*tables)
 
 
 def _attribute(value: Any, name: str) -> object:

@@ -144,7 +144,9 @@ class RowVectorSymbol(TracedValue):
     def __init__(self, region: RegionTrace, factors: tuple[tuple[str, object], ...] = ()):
         self._region, self.factors = region, factors
 
-    def _scaled(self, operation: str, factor: Operand) -> RowVectorSymbol:
+    def _scaled(self, operation: str, factor: Operand | RowVectorSymbol) -> RowVectorSymbol:
+        if isinstance(factor, RowVectorSymbol):
+            self._refuse()
         if self._region.level(self._region.symbol(factor)) is Level.ELEMENT:
             refuse(
                 OnlineFuncError,
@@ -153,12 +155,12 @@ class RowVectorSymbol(TracedValue):
             )
         return RowVectorSymbol(self._region, (*self.factors, (operation, factor)))
 
-    def __mul__(self, other: Operand) -> RowVectorSymbol:
+    def __mul__(self, other: Operand | RowVectorSymbol) -> RowVectorSymbol:
         return self._scaled("mul", other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Operand) -> RowVectorSymbol:
+    def __truediv__(self, other: Operand | RowVectorSymbol) -> RowVectorSymbol:
         return self._scaled("div", other)
 
     def __neg__(self) -> RowVectorSymbol:

@@ -173,6 +173,8 @@ class RegionTrace:
         known = self.tracer.known_number(tensor)
         if known is not None:
             return self.symbol(known)
+        if (element := self.tracer.element_of(tensor)) is not None and not tensor.ndim:
+            return self.load(*element)
         if tensor.ndim:
             self.tracer.reads_values = True
         if tensor.numel() != 1:

@@ -80,6 +80,10 @@ class Tracer:
         default_factory=dict[int, tuple[torch.Tensor, bool | int | float]]
     )
 
+    _elements: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = field(
+        default_factory=dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]]
+    )
+
     def run(
         self,
         name: str,
@@ -123,6 +127,11 @@ class Tracer:
             name, number = f"{base}{number}", number + 1
         return name
 
+    def element_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+        """The tensor, and the indices into it, that a tensor was read from by constant indices."""
+        entry = self._elements.get(id(tensor))
+        return None if entry is None else entry[1:]
+
     def known_number(self, tensor: torch.Tensor) -> bool | int | float | None:
         """The number that a tensor made inside of the user's function from a Python number holds."""
         entry = self._numbers.get(id(tensor))
@@ -137,8 +146,16 @@ class Tracer:
             arguments = [*args, *kwargs.values()]
             if name in _FACTORIES and result.numel() == 1 and not result.requires_grad and not _tensors_in(arguments):
                 self._numbers[id(result)] = (result, result.item())
+            if name == "getitem" and isinstance(args[0], torch.Tensor):
+                self._note_element(result, args[0], args[1])
         elif name not in _STATIC_FACTS and not _is_tensors(result):
             self.reads_values = True
+
+    def _note_element(self, result: torch.Tensor, base: torch.Tensor, index: object) -> None:
+        indices = cast("tuple[object, ...]", index if isinstance(index, tuple) else (index,))
+        if all(type(i) is int for i in indices):
+            base, earlier = self.element_of(base) or (base, ())
+            self._elements[id(result)] = (result, base, (*earlier, *cast("tuple[int, ...]", indices)))
 
 
 class _TracingMode(TorchFunctionMode):

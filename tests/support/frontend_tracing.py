@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
 import torch
+from xdsl.context import Context
 from xdsl.parser import Parser
 
 from attn_engine.dialects import attn
@@ -14,12 +16,17 @@ from attn_engine.interpreters.scalar import run_region
 from attn_engine.universe import make_context
 
 
+@functools.cache
+def _context() -> Context:
+    return make_context()
+
+
 def trace(definition: Definition, **options: object) -> Traced:
     """Build for half precision and head dim 64; the module verifies and its text reads back to itself."""
     traced = build(definition, **({"dtype": torch.float16, "head_dim": 64, "head_dim_v": 64} | options))
     traced.module.verify()
     text = str(traced.module)
-    assert str(Parser(make_context(), text).parse_module()) == text
+    assert str(Parser(_context(), text).parse_module()) == text
     return traced
 
 
