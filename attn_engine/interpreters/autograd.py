@@ -18,6 +18,8 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # only under create_graph
+            raise RuntimeError("the oracle has first derivatives only: call autograd without create_graph")
         gradient = gradients[0]
         needs = ctx.needs_input_grad[1:]
         args = [a.detach().requires_grad_(need) for a, need in zip(ctx.saved_tensors, needs, strict=True)]

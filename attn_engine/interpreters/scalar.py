@@ -34,6 +34,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attn_engine.dialects import attn
 from attn_engine.errors import AttnEngineError
+from attn_engine.interpreters import scalar_functions as functions
 from attn_engine.interpreters.autograd import local
 
 DtypeOf = Callable[[Attribute], torch.dtype]
@@ -187,29 +188,6 @@ def _load(op: attn.LoadOp, args: Sequence[Tensor], dtype_of: DtypeOf) -> Tensor:
 # --- integers ----------------------------------------------------------------------------------
 
 
-def _divide(rounding: str) -> Rule:
-    """A quotient by 0 is any number: it is computed for elements that are masked later."""
-
-    def divide(a: Tensor, b: Tensor) -> Tensor:
-        return torch.div(a, torch.where(b == 0, 1, b), rounding_mode=rounding)
-
-    return _exact(divide)
-
-
-def _remainder(a: Tensor, b: Tensor) -> Tensor:
-    return torch.fmod(a, torch.where(b == 0, 1, b))
-
-
-def _ceil_divide(a: Tensor, b: Tensor) -> Tensor:
-    return -torch.div(-a, torch.where(b == 0, 1, b), rounding_mode="floor")
-
-
-def _integer_power(a: Tensor, b: Tensor) -> Tensor:
-    """Powers with negative exponents truncate: 0 unless the base is 1 or -1."""
-    inverse = torch.where((a == 1) | ((a == -1) & (b % 2 == 0)), 1, torch.where(a == -1, -1, 0))
-    return torch.where(b < 0, inverse, torch.pow(a, b.clamp(min=0)))
-
-
 def _unsigned(function: Callable[[int, int], int]) -> Rule:
     """Exact unsigned arithmetic, one Python integer at a time; rare enough to be slow."""
 
@@ -262,18 +240,6 @@ def _compare_floats(op: arith.CmpfOp, args: Sequence[Tensor], _dtype_of: DtypeOf
             return _ORDERED[predicate - 8](a, b) | unordered
 
 
-def _cube_root(x: Tensor) -> Tensor:
-    return torch.sign(x) * torch.pow(torch.abs(x), 1.0 / 3.0)
-
-
-def _round_away(x: Tensor) -> Tensor:
-    return torch.sign(x) * torch.floor(torch.abs(x) + 0.5)
-
-
-def _multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    return a * b + c
-
-
 SCALAR_OPS: dict[type[Operation], Rule] = {
     arith.ConstantOp: _constant,
     arith.SelectOp: _exact(torch.where),
@@ -282,10 +248,10 @@ SCALAR_OPS: dict[type[Operation], Rule] = {
     arith.AddiOp: _exact(torch.add),
     arith.SubiOp: _exact(torch.sub),
     arith.MuliOp: _exact(torch.mul),
-    arith.DivSIOp: _divide("trunc"),
-    arith.FloorDivSIOp: _divide("floor"),
-    arith.CeilDivSIOp: _exact(_ceil_divide),
-    arith.RemSIOp: _exact(_remainder),
+    arith.DivSIOp: _exact(functions.truncating_divide),
+    arith.FloorDivSIOp: _exact(functions.floor_divide),
+    arith.CeilDivSIOp: _exact(functions.ceil_divide),
+    arith.RemSIOp: _exact(functions.remainder),
     arith.MinSIOp: _exact(torch.minimum),
     arith.MaxSIOp: _exact(torch.maximum),
     arith.DivUIOp: _unsigned(lambda a, b: a // b if b else 0),
@@ -301,7 +267,7 @@ SCALAR_OPS: dict[type[Operation], Rule] = {
     arith.ShRUIOp: _unsigned(lambda a, b: a >> b),
     arith.CmpiOp: _compare_integers,
     math.AbsIOp: _exact(torch.abs),
-    math.IPowIOp: _exact(_integer_power),
+    math.IPowIOp: _exact(functions.integer_power),
     # casts
     arith.IndexCastOp: _cast,
     arith.FPToSIOp: _cast,
@@ -329,10 +295,10 @@ SCALAR_OPS: dict[type[Operation], Rule] = {
     math.CeilOp: _exact(torch.ceil),
     math.FloorOp: _exact(torch.floor),
     math.TruncOp: _exact(torch.trunc),
-    math.RoundOp: _exact(_round_away),
+    math.RoundOp: _exact(functions.round_away),
     math.RoundEvenOp: _exact(torch.round),
     math.CopySignOp: _smooth(torch.copysign),
-    math.FmaOp: _smooth(_multiply_add),
+    math.FmaOp: _smooth(functions.multiply_add),
     math.PowFOp: _smooth(torch.pow),
     math.FPowIOp: _smooth(torch.pow),
     math.ExpOp: _smooth(torch.exp),
@@ -344,7 +310,7 @@ SCALAR_OPS: dict[type[Operation], Rule] = {
     math.Log10Op: _smooth(torch.log10),
     math.SqrtOp: _smooth(torch.sqrt),
     math.RsqrtOp: _smooth(torch.rsqrt),
-    math.CbrtOp: _smooth(_cube_root),
+    math.CbrtOp: _smooth(functions.cube_root),
     math.ErfOp: _smooth(torch.erf),
     math.SinOp: _smooth(torch.sin),
     math.CosOp: _smooth(torch.cos),

@@ -22,10 +22,11 @@ SCORE: Axes = frozenset({"b", "h", "q", "kv"})
 SCORE_INDICES = (frozenset({"b"}), frozenset({"h"}), frozenset({"q"}), frozenset({"kv"}))
 ROW_INDICES = SCORE_INDICES[:3]
 
-_POSITION = {"query": "q", "key": "kv", "value": "kv"}
+# In a recurrence queries, keys and values share the position of their token.
+_POSITION = {"query": "q", "key": "kv", "value": "kv", "q": "q", "k": "q", "v": "q", "decay": "q"}
 _BLOCK_POSITION = {"blocks": "q", "blocks_t": "kv"}
 
-AnyAttention = attn.AttentionOp | attn.OnlineOp | attn.BackwardOp
+AnyAttention = attn.AttentionOp | attn.OnlineOp | attn.BackwardOp | attn.RecurrenceOp
 
 
 def axes_of_region(block: Block, argument_axes: Sequence[Axes]) -> dict[SSAValue, Axes]:

@@ -121,6 +121,21 @@ def test_a_row_whose_scores_are_all_minus_infinity_is_dead():
     assert torch.isfinite(grad).all() and (grad[:, 1] == 0).all()
 
 
+@pytest.mark.parametrize("row", ["softmax_sink", "softmax_lse", "cosine"])
+def test_gradients_are_differences(row):
+    q, k, v = (x.requires_grad_() for x in random_inputs(hq=2, hkv=1, sq=3, skv=4, d=2))
+    captures = [c.requires_grad_() for c in captures_for(q, k, row, "alibi", "causal")]
+    module = attention_module(row, "alibi", "causal")
+    assert torch.autograd.gradcheck(lambda *x: run_attention(module, *x[:3], SCALE, x[3:]), (q, k, v, *captures))
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = (x.requires_grad_() for x in random_inputs(sq=2))
+    o = run_attention(attention_module(), q, k, v, SCALE)[0]
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
 def test_no_keys_and_no_queries():
     q, k, v = random_inputs(sq=3, skv=0)
     o, lse = run_attention(attention_module("softmax_lse"), q, k, v, SCALE)

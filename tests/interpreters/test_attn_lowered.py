@@ -5,6 +5,7 @@ import torch
 
 from attn_engine.interpreters.attn import run_attention, run_online
 from attn_engine.interpreters.attn_backward import run_backward
+from attn_engine.interpreters.attn_steps import key_blocks
 from tests.support.attn_cases import SHAPES, attention_module, parse, random_inputs
 from tests.support.attn_lowered import SOFTMAX_BACKWARD, SOFTMAX_ONLINE, SOFTMAX_THREE_STEPS
 
@@ -29,6 +30,12 @@ def test_any_blocks_in_any_order(text):
     for order in ([0, 1, 2], [2, 0, 1], [2, 1, 0]):
         o = run_online(parse(text), q, k, v, SCALE, block=[2, 6, 1], order=order)[0]
         torch.testing.assert_close(o, expected)
+
+
+def test_blocks_come_in_the_order_given():
+    assert key_blocks(9, [2, 6, 4], [2, 0, 1]) == [slice(8, 9), slice(0, 2), slice(2, 8)]
+    assert key_blocks(5, 2) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert key_blocks(0, 2) == []
 
 
 def test_blocks_must_cover_the_keys_and_the_order_be_one():

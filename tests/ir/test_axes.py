@@ -89,6 +89,25 @@ def test_elements_have_a_channel_and_blocks_a_position():
     assert by_name(axes_of(op, "blocks"))["n"] == {"q"}
 
 
+def test_mods_of_a_recurrence_see_one_position():
+    module = parse(
+        """
+func.func @f(%q: tensor<?x?x?x4xf32>, %scale: f32, %g: tensor<?x?x?xf32>) -> tensor<?x?x?x4xf32> {
+  %o = attn.recurrence %q, %q, %q scale %scale decay %g : tensor<?x?x?x4xf32>, tensor<?x?x?x4xf32>, tensor<?x?x?x4xf32> decay tensor<?x?x?xf32> -> tensor<?x?x?x4xf32>
+  decay_mod {
+  ^bb0(%e: f32, %b: i64, %h: i64, %t: i64, %c: i64):
+    %hf = arith.uitofp %h : i64 to f32
+    %r = arith.mulf %e, %hf : f32
+    attn.yield %r : f32
+  }
+  func.return %o : tensor<?x?x?x4xf32>
+}"""
+    )
+    axes = by_name(axes_of(only(module, attn.RecurrenceOp), "decay_mod"))
+    assert axes["hf"] == {"h"} and axes["t"] == {"q"}
+    assert axes["r"] == {"b", "h", "q", "channel"}
+
+
 def test_mistakes_are_named():
     op = only(parse(MODS), attn.AttentionOp)
     with pytest.raises(ValueError, match="no region 'mask'"):
