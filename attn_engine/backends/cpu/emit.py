@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, ModuleOp, i1
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, ModuleOp, f32, i1
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule, python_literal
+from attn_engine.backends.cpu.ownership import last_use, owned
 from attn_engine.backends.cpu.types import (
     FLOAT_COMPARISONS,
+    IN_PLACE,
     INTEGER_COMPARISONS,
     SPELLINGS,
     Torch,
@@ -107,6 +109,15 @@ class KernelPrinter:
         """Whether a value is a torch tensor whatever the batch."""
         return bool(self.axes.get(value)) or bool(tile.shape_of(value))
 
+    def lends(self, value: SSAValue, op: Operation) -> bool:
+        """Whether the result of `op` may take the memory of an operand: it has all its axes, and is read no more."""
+        map_ = op.parent_op()
+        if isinstance(map_, tile.MapOp):
+            whole = len(self.axes.get(value, ())) == len(tile.shape_of(map_.outputs[0]))
+        else:
+            whole = bool(tile.shape_of(value))
+        return whole and last_use(value, op) and owned(value, self.uniform)
+
     def tensor(self, value: SSAValue) -> str:
         """The text of a value as a tensor."""
         text = self.names.of(value)
@@ -157,7 +168,28 @@ def _result(printer: KernelPrinter, op: Operation, expression: str) -> None:
         printer.uniform.add(op.results[0])
 
 
+def _in_place(printer: KernelPrinter, op: Operation) -> bool:
+    """Prints an op into the memory of an operand that nobody reads any more, if there is one."""
+    text, type_ = IN_PLACE.get(type(op)), op.results[0].type
+    if text is None or type_ != f32 or not printer.is_tensor(op.operands[0]):
+        return False
+    for operand in op.operands:
+        if printer.lends(operand, op):
+            out = f"programs.own({printer.names.of(operand)})"
+            operands = [
+                printer.names.of(o) if printer.is_tensor(o) or o in printer.uniform else printer.tensor(o)
+                for o in op.operands
+            ]
+            if "maximum" in text or "minimum" in text:
+                operands = [printer.tensor(o) for o in op.operands]
+            _result(printer, op, text.format(*operands, out=out))
+            return True
+    return False
+
+
 def _scalar(printer: KernelPrinter, op: Operation) -> None:
+    if _in_place(printer, op):
+        return
     spelling, type_ = SPELLINGS[type(op)], op.results[0].type
     needs_tensors = isinstance(spelling, Torch)
     operands = [printer.tensor(o) if needs_tensors else printer.names.of(o) for o in op.operands]
@@ -190,7 +222,10 @@ def _select(printer: KernelPrinter, op: arith.SelectOp) -> None:
     condition, then, otherwise = printer.texts(op.operands)
     if not printer.is_tensor(op.rhs) and not all(o in printer.uniform for o in op.operands):
         then = printer.tensor(op.lhs)
-    _result(printer, op, f"select({condition}, {then}, {otherwise})")
+    into = ""
+    if printer.is_tensor(op.cond) and op.result.type == f32 and printer.is_tensor(op.lhs) and printer.lends(op.lhs, op):
+        into = f", programs.own({then})"
+    _result(printer, op, f"select({condition}, {then}, {otherwise}{into})")
 
 
 def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
@@ -356,7 +391,8 @@ def _dot(printer: KernelPrinter, op: tile.DotOp) -> None:
     zero = isinstance(source, arith.ConstantOp) and isinstance(source.value, DenseIntOrFPElementsAttr)
     if zero and all(value == 0 for value in source.value.get_values()):  # type: ignore[union-attr]
         acc = "None"
-    printer.assign(op, f"dot({a}, {b}, {acc})")
+    lends = acc != "None" and printer.lends(op.acc, op)
+    printer.assign(op, f"dot({a}, {b}, {acc}{f', programs.own({acc})' if lends else ''})")
 
 
 def _axis(value: SSAValue, axis: int) -> int:

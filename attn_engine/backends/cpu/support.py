@@ -8,9 +8,9 @@ scalar is a Python number, or a tensor [z, y] where programs may differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from math import copysign
 from typing import cast as cast_type
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +35,14 @@ class Programs:
         )
         self.shape = (len(zs), len(ys))
         self.active: Tensor | None = None
+
+    def own(self, value: Tensor) -> Tensor | None:
+        """The memory of a tile that is read no more, if every program has its own part of it.
+
+        A constant is an expanded number, hence not contiguous.
+        """
+        own = value.shape[:2] == self.shape and value.numel() > 1 and value.is_contiguous()
+        return value if own else None
 
     def id(self, axis: int) -> Scalar:
         """The position of each program on a grid axis."""
@@ -160,15 +168,15 @@ def iota(start: Scalar, size: int) -> Tensor:
     return torch.arange(int(start), int(start) + size, dtype=torch.int32)[None, None]
 
 
-def dot(a: Tensor, b: Tensor, acc: Tensor | None) -> Tensor:
-    """acc + a @ b in f32, one product for the whole batch."""
+def dot(a: Tensor, b: Tensor, acc: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """acc + a @ b in f32, one product for the whole batch; `out` may be overwritten."""
     a, b = a.to(torch.float32), b.to(torch.float32)
     if acc is None:
         return torch.matmul(a, b)
     if a.shape[:2] != b.shape[:2] or a.shape[:2] != acc.shape[:2]:
         return acc + torch.matmul(a, b)
-    product = torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1))
-    return product.view(acc.shape)
+    into = None if out is None else out.flatten(0, 1)
+    return torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), out=into).view(acc.shape)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -182,28 +190,33 @@ def concat(values: Sequence[Tensor], axis: int) -> Tensor:
     return torch.cat([v.expand(*batch, *v.shape[2:]) for v in values], axis)
 
 
-def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
-    """Elementwise choice; of two numbers where the condition is a plain bool."""
+def select(condition: Scalar, then: Scalar, otherwise: Scalar, out: Tensor | None = None) -> Scalar:
+    """Elementwise choice; of two numbers where the condition is a plain bool. `out` may be overwritten."""
     if not isinstance(condition, Tensor):
         return then if condition else otherwise
     for side in (then, otherwise):
         if isinstance(side, Tensor) and side.dtype == torch.float32 and side.numel() >= LARGE:
-            return _select_bits(condition, then, otherwise)
+            return _select_bits(condition, then, otherwise, out)
     return torch.where(condition, then, otherwise)
 
 
-def _select_bits(condition: Tensor, then: Scalar, otherwise: Scalar) -> Tensor:
+def _select_bits(condition: Tensor, then: Scalar, otherwise: Scalar, out: Tensor | None) -> Tensor:
     """The choice made on bit patterns: exact for every float, and several times as fast as `torch.where`."""
     mask = -condition.to(torch.int32)
-    bits = _bits(then) & mask
-    rest = _bits(otherwise)
-    return (bits | (rest & ~mask) if isinstance(rest, Tensor) or rest else bits).view(torch.float32)
+    kept = torch.bitwise_and(_bits(then), mask, out=None if out is None else out.view(torch.int32))
+    rest = (
+        _bits(otherwise) & ~mask
+        if isinstance(otherwise, Tensor) or otherwise != 0.0 or copysign(1.0, otherwise) < 0
+        else None
+    )
+    if rest is None:
+        return kept.view(torch.float32)
+    into = kept if kept.shape == broadcast(kept.shape, rest.shape) else None
+    return torch.bitwise_or(kept, rest, out=into).view(torch.float32)
 
 
-def _bits(value: Scalar) -> Tensor | int:
-    if isinstance(value, Tensor):
-        return value.to(torch.float32).view(torch.int32)
-    return int(np.float32(value).view(np.int32))
+def _bits(value: Scalar) -> Tensor:
+    return tensor(value, torch.float32).view(torch.int32)
 
 
 # --- scalars -----------------------------------------------------------------------------------

@@ -113,6 +113,27 @@ SPELLINGS: dict[type[Operation], Spelling] = {
     math.TruncOp: Torch("torch.trunc({0})"),
 }
 
+# Spellings that can write into the memory of an operand: `{out}` is that operand or None. The operands must be
+# tensors, except the second of arithmetic.
+IN_PLACE: dict[type[Operation], str] = {
+    arith.AddfOp: "torch.add({0}, {1}, out={out})",
+    arith.SubfOp: "torch.sub({0}, {1}, out={out})",
+    arith.MulfOp: "torch.mul({0}, {1}, out={out})",
+    arith.DivfOp: "torch.div({0}, {1}, out={out})",
+    arith.MaximumfOp: "torch.maximum({0}, {1}, out={out})",
+    arith.MinimumfOp: "torch.minimum({0}, {1}, out={out})",
+    arith.NegfOp: "torch.neg({0}, out={out})",
+    math.ExpOp: "torch.exp({0}, out={out})",
+    math.Exp2Op: "torch.exp2({0}, out={out})",
+    math.LogOp: "torch.log({0}, out={out})",
+    math.Log2Op: "torch.log2({0}, out={out})",
+    math.SqrtOp: "torch.sqrt({0}, out={out})",
+    math.RsqrtOp: "torch.rsqrt({0}, out={out})",
+    math.TanhOp: "torch.tanh({0}, out={out})",
+    math.ErfOp: "torch.erf({0}, out={out})",
+    math.AbsFOp: "torch.abs({0}, out={out})",
+}
+
 # By predicate number. Negation is `^ True`, which is right for a bool and for a bool tensor.
 INTEGER_COMPARISONS = ("{0} == {1}", "{0} != {1}", "{0} < {1}", "{0} <= {1}", "{0} > {1}", "{0} >= {1}")
 FLOAT_COMPARISONS = (

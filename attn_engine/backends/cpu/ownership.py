@@ -1,0 +1,97 @@
+"""Which tiles a CPU kernel may overwrite: a temporary at its last use lends its memory to the result.
+
+A tile is *owned* when one name, and no view, stands for a buffer of its own: the result of a scalar op
+that has all axes of its map, of a dot, or of a loop whose carry is owned in every iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, f32
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
+
+from attn_engine.backends.cpu.types import IN_PLACE
+from attn_engine.dialects import tile
+
+
+def axes_in_map(value: SSAValue, map_: tile.MapOp) -> frozenset[int]:
+    """The axes of the result that a value inside a map certainly has."""
+    if isinstance(value, BlockArgument):
+        return frozenset(tile.axes_of(map_.axes)[value.index])
+    assert isinstance(value, OpResult)
+    return frozenset[int]().union(*(axes_in_map(operand, map_) for operand in value.op.operands))
+
+
+def last_use(value: SSAValue, op: Operation) -> bool:
+    """Whether `op` is the one last op that reads a value, in the block that defines it."""
+    block = value.owner if isinstance(value, BlockArgument) else value.owner.parent  # type: ignore[union-attr]
+    if op.parent is not block or list(op.operands).count(value) != 1:
+        return False
+    users = [use.operation for use in value.uses]
+    return all(user.parent is block and (user is op or user.is_before_in_block(op)) for user in users)
+
+
+def owned(value: SSAValue, uniform: Set[SSAValue], assumed: frozenset[SSAValue] = frozenset()) -> bool:
+    """Whether a tile of f32 has a buffer of its own; `uniform` are the scalars on which programs agree.
+
+    `assumed` are carries under inspection: that they are owned is the induction hypothesis over iterations.
+    """
+    if value in assumed:
+        return True
+    if tile.element_of(value) != f32:
+        return False
+    if isinstance(value, BlockArgument):
+        parent = value.block.parent_op()
+        if isinstance(parent, tile.MapOp):
+            return _owned_in_map(value, parent, uniform, assumed)
+        return isinstance(parent, scf.ForOp) and _owned_carry(value, parent, uniform, assumed)
+    assert isinstance(value, OpResult)
+    match value.op:
+        case tile.DotOp():
+            return True
+        case tile.MapOp() as map_:
+            last = map_.body.block.last_op
+            return last is not None and _fresh(last.operands[value.index], map_, last)
+        case scf.ForOp() as loop:
+            return _owned_carry(loop.body.block.args[value.index + 1], loop, uniform, assumed)
+        case _:
+            map_ = value.op.parent_op()
+            return isinstance(map_, tile.MapOp) and _is_fresh(value, map_)
+
+
+def _is_fresh(value: SSAValue, map_: tile.MapOp) -> bool:
+    """The result of an op that makes a new tensor with all axes of the map."""
+    if not isinstance(value, OpResult) or type(value.op) not in IN_PLACE:
+        return False
+    return len(axes_in_map(value, map_)) == len(tile.shape_of(map_.outputs[0]))
+
+
+def _fresh(value: SSAValue, map_: tile.MapOp, last: Operation) -> bool:
+    return _is_fresh(value, map_) and list(last.operands).count(value) == 1
+
+
+def _owned_in_map(value: BlockArgument, map_: tile.MapOp, uniform: Set[SSAValue], assumed: frozenset[SSAValue]) -> bool:
+    operand = map_.inputs[value.index]
+    if len(tile.axes_of(map_.axes)[value.index]) != len(tile.shape_of(map_.outputs[0])):
+        return False
+    return last_use(operand, map_) and owned(operand, uniform, assumed)
+
+
+def _owned_carry(value: BlockArgument, loop: scf.ForOp, uniform: Set[SSAValue], assumed: frozenset[SSAValue]) -> bool:
+    """Never in a masked loop, which reads the old carry again after the new one is made."""
+    if value.index == 0 or not all(bound in uniform for bound in (loop.lb, loop.ub, loop.step)):
+        return False
+    initial, last = loop.iter_args[value.index - 1], loop.body.block.last_op
+    assert last is not None
+    new = last.operands[value.index - 1]
+    if isinstance(new, BlockArgument) or not last_use(new, last) or not owned(new, uniform, assumed | {value}):
+        return False
+    return _is_splat(initial) or (last_use(initial, loop) and owned(initial, uniform, assumed))
+
+
+def _is_splat(value: SSAValue) -> bool:
+    """A splat constant is an expanded number, which `Programs.own` never hands out."""
+    op = value.owner
+    return isinstance(op, arith.ConstantOp) and isinstance(op.value, DenseIntOrFPElementsAttr) and op.value.is_splat()
