@@ -9,7 +9,6 @@ this level op by op. Roles are here; the rest is in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase, TensorType, i32
 from xdsl.ir import Attribute, Operation, Region, SSAValue
@@ -19,7 +18,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.exceptions import VerifyException
 
-from attn_engine.dialects.tile import EndOp, ints
+from attn_engine.dialects.tile import EndOp, ints, ints_of
 from attn_engine.dialects.tile_async_copy import COPY_OPS
 from attn_engine.dialects.tile_async_memory import MEMORY_OPS
 from attn_engine.dialects.tile_async_product import PRODUCT_OPS
@@ -76,7 +75,7 @@ class RolesOp(IRDLOperation):
     @property
     def roles(self) -> list[tuple[Region, int, int, int]]:
         """Region, instances, warps and registers of each role."""
-        numbers = (_values(attribute) for attribute in (self.counts, self.warps, self.registers))
+        numbers = (ints_of(attribute) for attribute in (self.counts, self.warps, self.registers))
         return list(zip(self.bodies, *numbers, strict=True))
 
     @classmethod
@@ -118,10 +117,6 @@ class RolesOp(IRDLOperation):
                 raise VerifyException("a role's arguments are its number (i32) and the captures")
             if not isinstance(body.block.last_op, EndOp):
                 raise VerifyException("a role ends in tile.end")
-
-
-def _values(attribute: Any) -> list[int]:
-    return [int(number) for number in attribute.get_values()]
 
 
 def _parse_number(parser: Parser, word: str) -> int:

@@ -117,7 +117,8 @@ def _roles(printer: FunctionPrinter, op: RolesOp) -> None:
 
 def _print_role(kernel: FunctionPrinter, number: int, block: Block, warps: int) -> tuple[str, list[int]]:
     """Prints one role's function; its name, and which captures it takes: those that it uses."""
-    printer = FunctionPrinter(kernel.functions, f"{kernel.name}_role_{number}", block, warps)
+    name = kernel.functions.names.fresh(f"{kernel.name}_role_{number}")
+    printer = FunctionPrinter(kernel.functions, name, block, warps)
     index, *captures = block.args
     used = [n for n, capture in enumerate(captures) if capture.uses]
     constant = printer.names.fresh("number")
@@ -174,7 +175,7 @@ class _Kernel:
 
     def __init__(self, functions: Functions, op: tile.KernelOp):
         self.op = op
-        self.name = op.sym_name.data
+        self.name = functions.names.fresh(op.sym_name.data)
         warps = op.attributes.get("num_warps")
         self.warps = warps.value.data if isinstance(warps, IntegerAttr) else 4
         self.signature: dict[str, str] = {}
@@ -200,7 +201,8 @@ def _print_table(writer: CodeWriter, kernels: Sequence[_Kernel]) -> None:
     writer.line()
     with writer.block("KERNELS = {", "}"):
         for kernel in kernels:
-            with writer.block(f'"{kernel.name}": {{', "},"):
+            with writer.block(f'"{kernel.op.sym_name.data}": {{', "},"):
+                writer.line(f'"function": {kernel.name},')
                 writer.line(f'"signature": {kernel.signature},')
                 writer.line(f'"options": {{"num_warps": {kernel.warps}}},')
 
@@ -211,7 +213,7 @@ def _launch(kernels: dict[str, _Kernel]):
         texts: list[str] = []
         for text, argument in zip(arguments, callee.op.body.block.args, strict=True):
             texts += [text, f"*{text}.stride()"] if isinstance(argument.type, tile.GlobalType) else [text]
-        writer.line(f"{kernel}[({', '.join(grid)})]({', '.join(texts)}, num_warps={callee.warps})")
+        writer.line(f"{callee.name}[({', '.join(grid)})]({', '.join(texts)}, num_warps={callee.warps})")
 
     return launch
 
@@ -234,10 +236,11 @@ def emit(module: ModuleOp) -> str:
         for line in text.rstrip("\n").split("\n"):
             writer.line(line)
     _print_table(writer, list(kernels.values()))
-    for op in module.ops:
-        if isinstance(op, tile.PlanOp):
-            writer.line()
-            writer.line()
-            reserved = (*RESERVED, *kernels)
-            print_plan(writer, op, _launch(kernels), types.BACKEND_NAME, reserved, _PLAN_RULES)
+    plans = [op for op in module.ops if isinstance(op, tile.PlanOp)]
+    writer.line(f"PLANS = {[plan.sym_name.data for plan in plans]}")
+    for op in plans:
+        writer.line()
+        writer.line()
+        reserved = (*RESERVED, *(kernel.name for kernel in kernels.values()))
+        print_plan(writer, op, _launch(kernels), types.BACKEND_NAME, reserved, _PLAN_RULES)
     return writer.text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, i1
@@ -124,7 +123,7 @@ def _place(
 ) -> tuple[str, str]:
     """The pointers and the mask (or nothing) of an access, as expressions."""
     shape, layout = tile.shape_of(value), printer.layout_of(value)
-    base, dims = printer.text(memory), _numbers(op.dims)
+    base, dims = printer.text(memory), tile.ints_of(op.dims)
     strides = printer.strides[base]
     terms = [f"{_wide(printer.text(i))} * {s}" for i, s in zip(op.indices, strides, strict=True)]
     steps = [
@@ -133,14 +132,10 @@ def _place(
     ]
     offsets = [f"{_wide(step)} * {strides[d]}" for step, d in zip(steps, dims, strict=True)]
     conditions: list[str] = []
-    for axis, limit in zip(_numbers(op.bounded), op.limits, strict=True):
+    for axis, limit in zip(tile.ints_of(op.bounded), op.limits, strict=True):
         index = f"{printer.text(op.indices[dims[axis]])} + {steps[axis]}"
         conditions.append(f"(({index} >= 0) & ({index} < {printer.text(limit)}))")
     return " + ".join([base, *terms, *offsets]), " & ".join(conditions)
-
-
-def _numbers(attribute: Any) -> list[int]:
-    return [int(number) for number in attribute.get_values()]
 
 
 def _wide(text: str) -> str:

@@ -19,14 +19,15 @@ from attn_engine.errors import UnsupportedOpError
 RESERVED = (
     *("gl", "tl", "gluon", "builtin", "ir", "torch", "tma", "mbarrier", "fence_async_shared", "TensorDescriptor"),
     *("warpgroup_mma", "warpgroup_mma_wait", "copy_in", "copy_out", "reduce_add_out", "processor_count"),
-    *("PIN", "OPAQUE_ZERO", "KERNELS", "_add", "_max", "_min", "float", "range"),
+    *("PIN", "OPAQUE_ZERO", "KERNELS", "PLANS", "_add", "_max", "_min", "float", "range"),
 )
 
 
 class Functions:
-    """What the functions of one module share: the finished ones, and the layout constants in use."""
+    """What the functions of one module share: their names, the finished ones, and the layout constants in use."""
 
     def __init__(self):
+        self.names = Names(RESERVED)
         self.layouts: dict[str, str] = {}
         self.texts: list[str] = []
 
