@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from xdsl.dialects import math
-from xdsl.parser import Parser
 
+from attn_engine.backends.cpu.backend import BACKEND as CPU
+from attn_engine.backends.triton.interpret import interpret
 from attn_engine.interpreters.attn_recurrence import run_recurrence
 from attn_engine.interpreters.scalar import SCALAR_OPS
 from attn_engine.interpreters.tile import run_plan
-from attn_engine.universe import make_context
+from attn_engine.universe import PASSES, make_context
+from tests.backends.triton_support import source_of
 from tests.support.attn_cases import parse
 
 PLAN = Path(__file__).parents[1] / "filecheck" / "tile" / "recurrence_chunked.mlir"
@@ -25,9 +27,7 @@ SCALE = 0.25
 
 @pytest.fixture(scope="module")
 def plan():
-    module = Parser(make_context(), PLAN.read_text()).parse_module()
-    module.verify()
-    return module
+    return parse(PLAN.read_text())
 
 
 def inputs(tokens, decay):
@@ -63,6 +63,26 @@ def test_a_decay_of_minus_infinity_forgets(plan):
     want = run_recurrence(parse(RECURRENCE), q, k, v, SCALE, g)
     for got, expected in zip(run(plan, q, k, v, g), want, strict=True):
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def on_cpu(text):
+    module = parse(text)
+    PASSES["cpu-legalize"]()().apply(make_context(), module)
+    return CPU.build(CPU.emit(module))["recurrence"]
+
+
+def in_the_triton_interpreter(text):
+    return interpret(source_of(text))["recurrence"]
+
+
+@pytest.mark.parametrize("compiled", [on_cpu, in_the_triton_interpreter])
+def test_backends_run_the_same_plan(compiled):
+    q, k, v, g = inputs(65, 0.1)
+    o, final = torch.full(v.shape, torch.nan), torch.full((2, 4, 16, 32), torch.nan)
+    compiled(PLAN.read_text())(q, k, v, g, o, final, SCALE)
+    want = run_recurrence(parse(RECURRENCE), q, k, v, SCALE, g)
+    for got, expected in zip((o, final), want, strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_exponent_is_positive(plan, monkeypatch):
