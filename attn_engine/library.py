@@ -21,7 +21,7 @@ def softmax(s: Any) -> Any:
 
 def softmax1(s: Any) -> Any:
     """Softmax with one more score of 0 that has no value: a row may attend to nothing."""
-    m = torch.clamp(s.amax(), min=0.0)
+    m = torch.maximum(s.amax(), torch.zeros(()))
     e = torch.exp(s - m)
     return e / (torch.exp(-m) + e.sum())
 

@@ -63,6 +63,7 @@ def build(
     custom = custom or {}
     check_custom(definition.custom_io, custom)
     tensors, names, complete = reachable_tensors(definition)
+    custom = _made_distinct(custom, tensors)
     known = {id(t): n for t, n in zip(reversed(tensors), reversed(names), strict=True)}
     tracer = Tracer(known | {id(t): name for name, t in custom.items()})
     regions, final = _trace_all(definition, tracer, custom, return_lse)
@@ -103,6 +104,16 @@ def rebind(
         else:
             found.append(as_operand(tensors[position]))
     return found
+
+
+def _made_distinct(custom: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Custom inputs as objects of their own: another call may pass others, though in this one they coincide."""
+    seen = {id(tensor) for tensor in others}
+    distinct: dict[str, torch.Tensor] = {}
+    for name, tensor in custom.items():
+        distinct[name] = tensor.view_as(tensor) if id(tensor) in seen else tensor
+        seen.add(id(tensor))
+    return distinct
 
 
 def _position(

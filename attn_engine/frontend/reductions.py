@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, NoReturn
 
+import torch
 from xdsl.dialects import math
 
 from attn_engine.dialects import attn
@@ -50,10 +51,12 @@ def _check(dim: object, dtype: object = None) -> None:
             f"a reduction over dim {dim!r}",
             "a row function sees one row: reduce over dim=-1, or write torch.maximum(s, x) for an elementwise maximum",
         )
+    if dtype not in (None, torch.float32):
+        refuse(ReductionError, f"a reduction in {dtype}", "rows are computed in float32: leave dtype out")
 
 
 def row_sum(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False, dtype: object = None) -> Symbol:
-    _check(dim)
+    _check(dim, dtype)
     return reduce(r, ReduceKind.SUM, x)
 
 
@@ -63,7 +66,7 @@ def count(r: RegionTrace, x: object) -> Symbol:
 
 
 def row_mean(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False, dtype: object = None) -> Symbol:
-    return row_sum(r, x, dim) / count(r, x)
+    return row_sum(r, x, dim, keepdim, dtype) / count(r, x)
 
 
 def _shared_extremum(kind: ReduceKind) -> Function:
@@ -106,7 +109,7 @@ def logsumexp(r: RegionTrace, x: object, dim: object = None, keepdim: bool = Fal
 
 
 def softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None) -> Symbol:
-    _check(dim)
+    _check(dim, dtype)
     value = r.as_f32(x)
     top = reduce(r, ReduceKind.MAX, value, TieRule.SPLIT)
     weight = r.emit(math.ExpOp((value - top).value))
@@ -114,6 +117,7 @@ def softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None)
 
 
 def log_softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None) -> Symbol:
+    _check(dim, dtype)
     return r.as_f32(x) - logsumexp(r, x, dim)
 
 

@@ -55,6 +55,7 @@ class RegionTrace:
     functions: Mapping[str, Function]
     block: Block = field(init=False)
     active: bool = True
+    grad_enabled: bool = field(default_factory=torch.is_grad_enabled)
     levels: dict[SSAValue, Level] = field(default_factory=dict[SSAValue, Level])
     constants: dict[tuple[Attribute, str], Symbol] = field(default_factory=dict[tuple[Attribute, str], Symbol])
 
@@ -74,6 +75,12 @@ class RegionTrace:
             if isinstance(argument, TracedValue) and (taken := argument.trace_call(name, args)) is not NotImplemented:
                 return taken
         function = self.functions.get(name)
+        if torch.is_grad_enabled() != self.grad_enabled:
+            refuse(
+                UnsupportedFunctionError,
+                "gradients are switched off for a part of a traced function",
+                "leave torch.no_grad() out; a maximum that only stabilises costs no gradient anyway",
+            )
         if name.endswith("_") or name == "setitem" or kwargs.get("out") is not None:
             refuse(
                 InPlaceWriteError, f"{name} writes in place", "write a new value: y = torch.where(condition, new, x)"

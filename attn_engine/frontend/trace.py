@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, bf16, f16, f32, i1, i8, i16, i32, i64
 from xdsl.ir import Attribute
 
-from attn_engine.errors import CaptureTypeError, SignatureError
+from attn_engine.errors import CaptureTypeError, InPlaceWriteError, SignatureError
 from attn_engine.frontend.region import RegionTrace
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import TracedValue
@@ -168,19 +168,33 @@ class _TracingMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, name = dict(kwargs or {}), _name_of(func)
         if not _contains_traced([*args, *kwargs.values()]):
+            self._refuse_write(name, args)
             result = func(*args, **kwargs)
             self.region.tracer.note(func, args, kwargs, result)
             return result
-        name = _name_of(func)
         if name == "getitem" and isinstance(args[0], torch.Tensor):
             indices = cast("tuple[object, ...]", args[1] if isinstance(args[1], tuple) else (args[1],))
             return self.region.load(args[0], indices)
+        if name in ("max", "min") and len(args) > 1 and isinstance(args[1], int):
+            # torch.max(x, 0) reduces over a dim, unlike x.max(0), which has always meant the larger of both here.
+            args, kwargs["dim"] = args[:1], args[1]
         ignored = ("_stacklevel", "inplace")
         return self.region.apply(
             name, args, {k: v for k, v in kwargs.items() if k not in ignored and (k != "out" or v is not None)}
         )
+
+    def _refuse_write(self, name: str, args: Sequence[object]) -> None:
+        """Writes into tensors from outside would happen once, when the function is traced."""
+        written = args[0] if args else None
+        in_place = name == "setitem" or (name.endswith("_") and not name.startswith("_"))
+        if in_place and isinstance(written, torch.Tensor) and id(written) in self.region.tracer.known_names:
+            refuse(
+                InPlaceWriteError,
+                f"{name} writes into tensor '{self.region.tracer.name_of(written)}' while the function is traced",
+                "write into it outside of the function",
+            )
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attn_engine import errors, library
-from attn_engine.frontend import CustomIO, Definition
+from attn_engine.frontend import CustomIO, Definition, rebind
 from attn_engine.interpreters.attn import run_attention
 from tests.support.frontend_tracing import region_ops, trace
 
@@ -176,6 +176,17 @@ def test_custom_inputs_by_their_declared_dimensions():
     per_head, table = custom["per_head"].view(-1, 1, 1), custom["table"][:, 4].view(-1, 1, 1)
     scores = (q @ k.transpose(-1, -2) * 0.3 + custom["bias"]) * per_head + table
     torch.testing.assert_close(o, torch.softmax(scores, -1) @ v, rtol=1e-6, atol=1e-6)
+
+
+def test_custom_inputs_that_coincide_in_one_call_are_told_apart_in_the_next():
+    custom_io = CustomIO({"first": ("heads",), "second": ("heads",)})
+    score_mod = lambda s, inputs, b, h, q, kv: s * inputs["first"] + inputs["second"] + SLOPES[h]  # noqa: E731
+    definition = Definition(score_mod=score_mod, custom_io=custom_io)
+    traced = trace(definition, custom={"first": SLOPES, "second": SLOPES})
+    assert traced.capture_names == ["first", "second", "SLOPES"]
+    other = {"first": torch.rand(H), "second": torch.rand(H)}
+    assert str(trace(definition, custom=other).module) == str(traced.module)
+    assert [id(t) for t in rebind(definition, traced, other)] == [id(other["first"]), id(other["second"]), id(SLOPES)]
 
 
 def test_a_custom_input_of_a_fixed_size_needs_its_index():

@@ -137,6 +137,9 @@ def test_tails_keep_their_digits(function):
 
 
 VALUES = {
+    "x.max(0)": (lambda x: x.max(0), torch.relu),
+    "x.min(other)": (lambda x: x.min(2 * x), lambda x: torch.minimum(x, 2 * x)),
+    "torch.max(x, other)": (lambda x: torch.max(x, -x), torch.abs),
     "round()": (round, torch.round),
     "x // 2.0": (lambda x: x // 2.0,) * 2,
     "7.0 % x": (lambda x: 7.0 % (x + 900.0),) * 2,

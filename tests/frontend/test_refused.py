@@ -123,6 +123,20 @@ def add_into_capture(score, b, h, q_idx, kv_idx):
     return score
 
 
+def count_calls(score, b, h, q_idx, kv_idx):
+    TABLE.add_(1)  # here
+    return score
+
+
+def stopped_gradient(score, b, h, q_idx, kv_idx):
+    with torch.no_grad():
+        return torch.exp(score)  # here
+
+
+def torch_max_over_a_dim(score, b, h, q_idx, kv_idx):
+    return torch.max(score, 0)  # here
+
+
 def write_into_score(score, b, h, q_idx, kv_idx):
     score[0] = 1.0  # here
     return score
@@ -241,6 +255,9 @@ REFUSED = [
     (torch_in_place, errors.InPlaceWriteError, "relu_"),
     (write_into_capture, errors.InPlaceWriteError, "torch.where"),
     (add_into_capture, errors.InPlaceWriteError, "add_"),
+    (count_calls, errors.InPlaceWriteError, "'TABLE' while the function is traced"),
+    (stopped_gradient, errors.UnsupportedFunctionError, "leave torch.no_grad() out"),
+    (torch_max_over_a_dim, errors.ReductionError, "torch.maximum"),
     (write_into_score, errors.InPlaceWriteError, "torch.where"),
     (any_in_mask, errors.ReductionError, "'any' in mask_mod"),
     (sum_in_score, errors.ReductionError, "'sum' in score_mod"),
@@ -292,6 +309,8 @@ def test_refused_with_the_line_and_the_fix(function, error, text):
 
 
 ROWS = [
+    (lambda s: torch.softmax(s, -1, dtype=torch.float64), errors.ReductionError, "float32"),
+    (lambda s: s / s.sum(dtype=torch.float16), errors.ReductionError, "float32"),
     (lambda s: s.sum(dim=1), errors.ReductionError, "dim=-1"),
     (lambda s: s - s.amax().sum(), errors.ReductionError, "number per row already"),
     (lambda s: s.max(0), errors.ReductionError, "torch.maximum"),
