@@ -15,7 +15,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
-from attn_engine.ir.expression import GROUP, ONE, ONE_PRODUCT, ZERO, Atom, Key, Product, Sum
+from attn_engine.ir.expression import GROUP, ONE, ONE_PRODUCT, ZERO, Atom, Key, Product, Sum, indicator_condition
 from attn_engine.ir.value_range import atom_range
 
 MAX_TERMS = 64
@@ -96,7 +96,11 @@ def content(value: Sum, split_exponents: bool = True) -> Product:
     """The largest product that divides every term; `split_exponents`: a part of their exponents too."""
     products = [p for p, _ in value.terms]
     factors: list[tuple[Atom, Fraction]] = []
+    # Where an indicator is 0, the element beside it may be infinite: they stay together.
+    guarded = any(indicator_condition(a) for p in products for a, _ in p.factors)
     for atom, _ in products[0].factors:
+        if guarded and atom.on_kv:
+            continue
         power = _nearest([dict(p.factors).get(atom, Fraction(0)) for p in products])
         factors.append((atom, Fraction(power)))
     if not split_exponents:
@@ -222,14 +226,23 @@ class Algebra:
         return result
 
     def select(self, condition: Sum, chosen: Sum, other: Sum) -> Sum:
-        """A select. With one branch zero it is the other branch times an indicator."""
+        """A select. With one branch zero it is the other branch times an indicator.
+
+        Not where that branch has a row factor that may be infinite: where the select says 0, it must not be read.
+        """
         if chosen == other:
             return chosen
-        if other == ZERO and chosen != ONE:
+        if other == ZERO and chosen != ONE and self._finite_rows(chosen, condition):
             return self.mul(self.select(condition, ONE, ZERO), chosen)
-        if chosen == ZERO and other != ONE:
+        if chosen == ZERO and other != ONE and self._finite_rows(other, condition):
             return self.mul(self.select(condition, ZERO, ONE), other)
         return self.opaque(SELECT, [condition, chosen, other])
+
+    def _finite_rows(self, value: Sum, condition: Sum) -> bool:
+        """Whether a condition on keys may be taken apart from the row factors of a value."""
+        product, _ = self.as_product(value)
+        rows = [a for a, _ in product.factors if a.states and not a.on_kv]
+        return not condition.on_kv or all(atom_range(a).positive for a in rows)
 
     def absolute(self, value: Sum) -> Sum:
         """|value|: absolute values of the factors."""

@@ -146,7 +146,10 @@ class _Planner:
         result = self._separated(kind, value, level)
         if isinstance(result, Separation):
             self.plan.verdicts.append(Verdict(name, level, True, describe(result)))
-            return self._as_written(result, source, level) if result.element == value else result, level
+            whole = (
+                not result.stabilisers and not result.additive and result.row == ONE and kind is not ReduceKind.COUNT
+            )
+            return self._as_written(result, source, level) if whole or result.element == value else result, level
         if not value.states & self._running(level):
             self.plan.verdicts.append(Verdict(name, level, True, show(value)))
             return self._as_written(Separation(value), source, level), level

@@ -46,6 +46,11 @@ def softmax_guarded(r, s):
     return e / r.select(total.equals(0.0), 1.0, total)
 
 
+def softmax_then_select(r, s):
+    e = r.exp(s - r.max(s))
+    return r.select(r.per_key > 1.0, e / r.sum(e), 0.0)
+
+
 def softmax_masked_by_select(r, s):
     e = r.select(r.per_key > 1.0, r.exp(s - r.max(s)), 0.0)
     return e / (r.sum(e) + 1e-3)
@@ -191,6 +196,7 @@ ONE_LOOP = [
     softmax_from_lse,
     softmax_from_lse_base_two,
     softmax_guarded,
+    softmax_then_select,
     softmax_masked_by_select,
     softmax_one,
     softmax_sink,
@@ -282,6 +288,10 @@ def high_power(r, s):
     return (s / r.max(r.abs(s))) ** 64.0
 
 
+def guarded_division(r, s):
+    return r.select(s > 0.0, s / r.sum(r.maximum(s, 0.0)), 0.0)
+
+
 def standardised(r, s):
     c = centred(r, s)
     return c / r.sqrt(r.sum(c * c) + 1.0)
@@ -300,6 +310,7 @@ TWO_LOOPS = [
     foreign_stabiliser,
     hidden_exponential,
     high_power,
+    guarded_division,
     standardised,
 ]
 

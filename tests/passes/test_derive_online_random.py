@@ -23,7 +23,8 @@ ELEMENT = {
     "exp2 of difference": lambda r, x, y: r.exp2((x - y) * 1.44269504),
     "exp of product": lambda r, x, y: r.exp(r.minimum(x * 0.1 * r.tanh(y), 20.0)),
     "clamp": lambda r, x, y: r.maximum(x, y),
-    "select": lambda r, x, y: r.select(x > y, x, 0.0),
+    # Apart from a tie, which rounding would break one way or the other.
+    "select": lambda r, x, y: r.select(x > y + 0.0123, x, 0.0),
     "square": lambda r, x, y: x * x,
     "root": lambda r, x, y: r.sqrt(r.abs(x) + 0.5) - y,
     "logarithm": lambda r, x, y: r.log(r.abs(x) + 1.0) + y,
