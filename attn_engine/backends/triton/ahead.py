@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,24 @@ class AheadOfTime:
 
 
 def compile_ahead(
-    source: str, kernel: str, arch: Arch, options: Mapping[str, int] | None = None, contiguous: bool = True
+    source: str,
+    kernel: str,
+    arch: Arch,
+    options: Mapping[str, int] | None = None,
+    contiguous: bool = True,
+    ones: Collection[str] = (),
 ) -> AheadOfTime:
     """Compiles one kernel of a text for `arch`.
 
     Pointers and strides are taken as multiples of 16, and with `contiguous` the last stride of each
-    tensor as 1, which is what a launch specialises on; `options` override those of the kernel.
+    tensor and the scalars `ones` as 1, which is what a launch specialises on; `options` override those of
+    the kernel.
     """
     module = load(source)
     facts = module.KERNELS[kernel]
     target = GPUTarget("cuda" if arch.vendor is Vendor.NVIDIA else "hip", _target_name(arch), arch.warp_size)
     compiled: Any = _TRITON.compile(
-        _ast_source(getattr(module, kernel), facts["signature"], contiguous),
+        _ast_source(getattr(module, kernel), facts["signature"], contiguous, ones),
         target=target,
         options={**facts["options"], **(options or {})},
     )
@@ -66,10 +72,10 @@ def _target_name(arch: Arch) -> int | str:
     return int(arch.name.removeprefix("sm_")) if arch.vendor is Vendor.NVIDIA else arch.name
 
 
-def _ast_source(function: Any, types: Mapping[str, str], contiguous: bool) -> ASTSource:
+def _ast_source(function: Any, types: Mapping[str, str], contiguous: bool, ones: Collection[str]) -> ASTSource:
     names = list(types)
     unit = {n for n, after in zip(names, [*names[1:], ""], strict=True) if _is_last_stride(types, n, after)}
-    constants = dict.fromkeys(unit, 1) if contiguous else {}
+    constants = dict.fromkeys([n for n in names if n in ones or (contiguous and n in unit)], 1)
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for position, (name, type_) in enumerate(types.items()):

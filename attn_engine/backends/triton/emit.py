@@ -190,10 +190,11 @@ RULES: dict[type[Operation], Callable[..., None]] = {
 
 def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp) -> KernelPrinter:
     printer = KernelPrinter(writer, kernel)
-    fixed = [printer.text(s) for s in printer.scalars()] + printer.grid
+    scalars = [printer.text(s) for s in printer.scalars()]
     writer.line()
     writer.line()
-    writer.line(f"@triton.jit(do_not_specialize={fixed})")
+    # a scalar that is 1 gets a kernel of its own (a loop over one head vanishes); multiples of 16 do not
+    writer.line(f"@triton.jit(do_not_specialize={printer.grid}, do_not_specialize_on_alignment={scalars})")
     with writer.block(f"def {kernel.sym_name.data}({', '.join(printer.signature)}):"):
         _print_program(printer)
         for scalar in printer.scalars():

@@ -1,0 +1,87 @@
+"""Default schedules per device: preferences in order, of which the first that fits is taken. Data only."""
+
+from __future__ import annotations
+
+from attn_engine.arch import Arch
+from attn_engine.errors import ScheduleError
+from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Schedule, padded
+
+Preferences = dict[Kind, tuple[KernelSchedule, ...]]
+
+_SMALL = tuple(KernelSchedule(m, n, 4, 1) for m, n in ((64, 32), (32, 64), (32, 32), (32, 16), (16, 32), (16, 16)))
+"""When nothing better fits: large heads, f32, little shared memory."""
+
+
+def _kernels(*blocks: tuple[int, int, int, int]) -> tuple[KernelSchedule, ...]:
+    return tuple(KernelSchedule(*b) for b in blocks)
+
+
+def _preferences(forward: tuple[KernelSchedule, ...], dq: tuple[KernelSchedule, ...], dkdv: tuple[KernelSchedule, ...]):
+    rows = _kernels((64, 64, 4, 1), (32, 32, 4, 1))
+    return {Kind.FORWARD: forward, Kind.ROWS: rows, Kind.DQ: dq, Kind.DKDV: dkdv}
+
+
+# By the larger head dim, up to and including the key. Ahead of time, none of these spills for softmax.
+_SM_90: dict[int, Preferences] = {
+    64: _preferences(
+        _kernels((128, 128, 8, 3)), _kernels((128, 64, 8, 3), (64, 64, 4, 2)), _kernels((64, 128, 8, 3), (64, 64, 4, 2))
+    ),
+    128: _preferences(
+        _kernels((128, 64, 8, 3)), _kernels((128, 64, 8, 2), (64, 32, 4, 2)), _kernels((64, 128, 8, 2), (32, 64, 4, 2))
+    ),
+    256: _preferences(_kernels((128, 32, 8, 2)), _kernels((64, 32, 8, 2)), _kernels((32, 64, 8, 1))),
+}
+_SM_80: dict[int, Preferences] = {
+    64: _preferences(_kernels((128, 64, 4, 3)), _kernels((64, 32, 4, 3)), _kernels((32, 64, 4, 3))),
+    128: _preferences(_kernels((128, 64, 8, 2), (64, 64, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
+    256: _preferences(_kernels((64, 32, 4, 2)), _kernels((32, 32, 4, 2)), _kernels((32, 32, 4, 2))),
+}
+_CDNA: dict[int, Preferences] = {
+    64: _preferences(_kernels((128, 64, 4, 2)), _kernels((128, 32, 4, 2)), _kernels((32, 128, 4, 2))),
+    128: _preferences(_kernels((128, 64, 4, 2), (128, 32, 4, 2)), _kernels((128, 32, 4, 2)), _kernels((32, 64, 4, 2))),
+    256: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 16, 4, 2)), _kernels((16, 64, 4, 2))),
+}
+_WIDE: dict[int, Preferences] = {
+    64: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
+    128: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 1)), _kernels((32, 32, 4, 1))),
+    256: _preferences(_kernels((32, 32, 4, 2)), _kernels((32, 16, 4, 1)), _kernels((16, 32, 4, 1))),
+}
+"""Elements of 32 bits, on any device."""
+
+_TABLE: dict[str, dict[int, Preferences]] = {
+    "sm_80": _SM_80,
+    "sm_86": _SM_80,
+    "sm_89": _SM_80,
+    "sm_90": _SM_90,
+    "gfx90a": _CDNA,
+    "gfx942": _CDNA,
+    "gfx950": _CDNA,
+}
+
+
+def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSchedule:
+    """The first preference that the device can hold."""
+    table = _TABLE[arch.name] if BYTES[heads.dtype] == 2 else _WIDE
+    size = max(padded(heads.qk), padded(heads.v))
+    row = table[next((limit for limit in table if size <= limit), max(table))]
+    for schedule in (*row[kind], *_SMALL):
+        try:
+            schedule.validate(kind, arch, heads)
+        except ScheduleError:
+            continue
+        return schedule
+    raise ScheduleError(f"{kind}: no block size fits heads of {heads.qk} and {heads.v} in {heads.dtype} on {arch.name}")
+
+
+def default_schedule(arch: Arch, head_dim: int, head_dim_v: int, dtype: str, tf32: bool = False) -> Schedule:
+    """Schedules of all kernels for one attention: `dtype` is `f16`, `bf16` or `f32`."""
+    heads = Heads(head_dim, head_dim_v, dtype)
+    schedule = Schedule(
+        forward=default_kernel_schedule(arch, heads, Kind.FORWARD),
+        rows=default_kernel_schedule(arch, heads, Kind.ROWS),
+        dq=default_kernel_schedule(arch, heads, Kind.DQ),
+        dkdv=default_kernel_schedule(arch, heads, Kind.DKDV),
+        tf32=tf32 and arch.tf32,
+    )
+    schedule.validate(arch, heads)
+    return schedule
