@@ -27,6 +27,8 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "attn-derive-online": _lazy("passes.attn_derive_online", "AttnDeriveOnlinePass"),  # type: ignore[dict-item]
     "attn-analyze-mask": _lazy("passes.attn_analyze_mask", "AttnAnalyzeMaskPass"),  # type: ignore[dict-item]
     "attn-derive-backward": _lazy("passes.attn_derive_backward", "AttnDeriveBackwardPass"),  # type: ignore[dict-item]
+    "attn-exp-to-exp2": _lazy("passes.attn_exp_to_exp2", "AttnExpToExp2Pass"),  # type: ignore[dict-item]
+    "attn-narrow-integers": _lazy("passes.attn_narrow_integers", "AttnNarrowIntegersPass"),  # type: ignore[dict-item]
     "attn-simplify": _lazy("passes.attn_simplify", "AttnSimplifyPass"),  # type: ignore[dict-item]
     "convert-attn-to-tile": _lazy("passes.convert_attn_to_tile", "ConvertAttnToTilePass"),  # type: ignore[dict-item]
     "tile-hoist": _lazy("passes.tile_hoist", "TileHoistPass"),  # type: ignore[dict-item]

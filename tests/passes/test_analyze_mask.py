@@ -226,7 +226,7 @@ def masks(draw):
 SIZES = st.integers(1, MOST)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     masks(),
     SIZES,
