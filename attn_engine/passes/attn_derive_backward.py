@@ -7,140 +7,19 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import AnyFloat, ArrayAttr, FloatAttr, IntegerAttr, ModuleOp, TensorType, f32, i1, i64
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, ModuleOp, TensorType, f32, i64
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import attn
-from attn_engine.errors import UnsupportedGradientError
-from attn_engine.ir.autodiff.graph import Change, Graph, Needs, Slicer
-from attn_engine.ir.autodiff.products import Products
-from attn_engine.ir.autodiff.signs import Signs
-from attn_engine.ir.autodiff.terms import ONE
-from attn_engine.ir.autodiff.writer import Writer
+from attn_engine.ir.autodiff.graph import Slicer
 from attn_engine.passes.attn_simplify import simplify
-from attn_engine.passes.backward_dead_rows import DeadRows
+from attn_engine.passes.backward_joint import OPERANDS, JointCode, Wanted, derive
+from attn_engine.passes.backward_operands import refuse_captures_of_mods, vjp
 from attn_engine.passes.backward_regions import BackwardCode
-from attn_engine.passes.backward_sweep import Arguments, Sweep
-from attn_engine.passes.simplify_algebra import rewrite
-from attn_engine.passes.simplify_constants import fold_constants
 
-_INDEX_NAMES = ("b", "h", "qi", "kv")
-_OPERANDS = ("q", "k", "v")
-_MODS = {"q": "query", "k": "key", "v": "value"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which gradients are asked for: operands by name, captures by position."""
-
-    operands: frozenset[str]
-    captures: tuple[int, ...]
-
-    @classmethod
-    def of(cls, wrt: Sequence[str | int], op: attn.AttentionOp) -> Wanted:
-        names = [str(entry) for entry in wrt]
-        captures = sorted({int(name) for name in names if name not in _OPERANDS})
-        for position in captures:
-            if position >= len(op.captures):
-                raise ValueError(f"wrt has capture {position}, but there are {len(op.captures)} captures")
-            if not _is_float(op.captures[position].type):
-                raise UnsupportedGradientError(f"capture {position}, which is {op.captures[position].type}")
-        return cls(frozenset(names) & frozenset(_OPERANDS), tuple(captures))
-
-
-def _is_float(type_: Attribute) -> bool:
-    return isinstance(type_, TensorType) and isinstance(type_.element_type, AnyFloat)  # pyright: ignore[reportUnknownMemberType]
-
-
-def _simplify(op: Operation) -> Change:
-    folded = fold_constants(op)
-    return [folded] if folded is not None else rewrite(op)
-
-
-# --- the joint code ------------------------------------------------------------------------------
-
-
-@dataclass
-class JointCode:
-    """The row function behind score_mod in one graph, as the start of both passes."""
-
-    graph: Graph
-    signs: Signs
-    arguments: Arguments
-    weight: SSAValue
-    outputs: tuple[SSAValue, ...]
-    origin: dict[SSAValue, SSAValue]
-    """Where values of the row function went: from the graph to the row function."""
-
-    @classmethod
-    def of(cls, op: attn.AttentionOp) -> JointCode:
-        graph = Graph(_simplify)
-        signs = Signs(graph)
-        arguments = _arguments(graph, op)
-        context = [*arguments.indices, *arguments.captures]
-
-        def decide(scalar: Operation) -> SSAValue | None:
-            decided = signs.decided(scalar)
-            return None if decided is None else graph.emit(arith.ConstantOp(IntegerAttr(int(decided), i1)))
-
-        score = arguments.x
-        if op.score_mod is not None:
-            score = _results(graph.inline(op.score_mod.block, [score, *context]), op.score_mod.block)[0]
-        found = graph.inline(op.row.block, [score, *context], decide)
-        weight, *outputs = _results(found, op.row.block)
-        origin = {new: old for old, new in reversed(found.items())}
-        return cls(graph, signs, arguments, weight, tuple(outputs), origin)
-
-
-def _results(found: dict[SSAValue, SSAValue], block: Block) -> list[SSAValue]:
-    assert block.last_op is not None
-    return [found[v] for v in block.last_op.operands]
-
-
-def _arguments(graph: Graph, op: attn.AttentionOp) -> Arguments:
-    gradient = Needs.BACKWARD
-    x = graph.argument(f32, Needs.ELEMENT, "x")
-    dp = graph.argument(f32, Needs.ELEMENT | gradient, "dp")
-    indices = [graph.argument(i64, Needs.ELEMENT if n == "kv" else Needs.NOTHING, n) for n in _INDEX_NAMES]
-    delta = graph.argument(f32, gradient, "delta")
-    d_outputs = [graph.argument(f32, gradient, f"d_out{i}") for i in range(len(op.outputs))]
-    captures = [graph.argument(c.type, Needs.NOTHING, c.name_hint) for c in op.captures]
-    return Arguments(x, dp, tuple(indices), delta, tuple(d_outputs), tuple(captures))
-
-
-def derive(joint: JointCode, wanted: Wanted) -> BackwardCode:
-    """Backward code for the row function and score_mod."""
-    graph, arguments = joint.graph, joint.arguments
-    extrema = [
-        op
-        for op in graph.block.ops
-        if isinstance(op, attn.RowReduceOp) and op.kind.data in (attn.ReduceKind.MAX, attn.ReduceKind.MIN)
-    ]
-    forward = list(graph.block.ops)
-    products = Products(graph, joint.signs, joint.weight)
-    sweep = Sweep(graph, products, joint.weight, joint.outputs, arguments)
-    sources = {arguments.captures[i] for i in wanted.captures}
-    if wanted.operands & {"q", "k"}:
-        sources.add(arguments.x)
-    dx = sweep.run(forward, sources)
-    p = sweep.writer.write([products[joint.weight]])
-    _share_exponentials(graph, products, sweep.writer, forward)
-    dead_rows = DeadRows(graph, products, extrema)
-    return BackwardCode(graph, arguments, joint.outputs, p, dx, sweep.accumulations, dead_rows)
-
-
-def _share_exponentials(graph: Graph, products: Products, writer: Writer, forward: Sequence[Operation]) -> None:
-    """Code that reads exp(s - m) / l reads exp(s - (m + log l)) instead, where backward has that one."""
-    for value in [op.results[0] for op in forward]:
-        if value.type != f32 or not graph.is_element(value) or not graph.needs[value] & Needs.FORWARD:
-            continue
-        element, row = products.split(products[value])
-        if row.key == ONE.key and row.coefficient == 1 and any(products.class_of(v) for v in element.powers):
-            shared = writer.write([element])
-            if shared is not value:
-                value.replace_all_uses_with(shared)
+# --- the forward pass ----------------------------------------------------------------------------
 
 
 def _save(op: attn.AttentionOp, joint: JointCode, code: BackwardCode) -> attn.AttentionOp:
@@ -185,43 +64,7 @@ def _moved(region: Region | None) -> list[Region] | Region:
     return new
 
 
-# --- modifications of operands -------------------------------------------------------------------
-
-
-def _vjp(op: attn.AttentionOp, operand: str, wanted: Wanted) -> list[Region]:
-    """(gradient of the modified element, element, indices, captures) -> gradient of the element."""
-    region: Region | None = getattr(op, f"{_MODS[operand]}_mod")
-    if region is None or operand not in wanted.operands:
-        return []
-    graph = Graph(_simplify)
-    gradient = graph.argument(f32, Needs.ELEMENT | Needs.BACKWARD, "g")
-    element = graph.argument(f32, Needs.ELEMENT, "x")
-    indices = [graph.argument(i64, Needs.ELEMENT, n) for n in ("b", "h", "position", "channel")]
-    captures = [graph.argument(c.type, Needs.NOTHING, c.name_hint) for c in op.captures]
-    result = _results(graph.inline(region.block, [element, *indices, *captures]), region.block)[0]
-    arguments = Arguments(element, gradient, tuple(indices), gradient, (), tuple(captures))
-    operations = list(graph.block.ops)
-    sweep = Sweep(graph, Products(graph, Signs(graph), result), result, (), arguments)
-    value = sweep.run(operations, {element})
-    values = [gradient, element, *indices, *captures]
-    block = Block(arg_types=[v.type for v in values])
-    slicer = Slicer(block, dict(zip(values, block.args, strict=True)))
-    block.add_op(attn.YieldOp(slicer.value(value)))
-    return [Region(block)]
-
-
-def _refuse_captures_of_mods(op: attn.AttentionOp, wanted: Wanted) -> None:
-    for mod in _MODS.values():
-        region: Region | None = getattr(op, f"{mod}_mod")
-        if region is None:
-            continue
-        first = len(region.block.args) - len(op.captures)
-        for position in wanted.captures:
-            if list(region.block.args[first + position].uses):
-                raise UnsupportedGradientError(f"capture {position} as {mod}_mod reads it")
-
-
-# --- functions -----------------------------------------------------------------------------------
+# --- the backward pass -----------------------------------------------------------------------------------
 
 
 def _backward_function(op: attn.AttentionOp, code: BackwardCode, wanted: Wanted) -> func.FuncOp:
@@ -235,7 +78,7 @@ def _backward_function(op: attn.AttentionOp, code: BackwardCode, wanted: Wanted)
     for argument, name in zip(block.args, names, strict=True):
         argument.name_hint = name
     backward = _backward_op(op, code, wanted, list(block.args))
-    results = [f"d{name}" for name in _OPERANDS if name in wanted.operands]
+    results = [f"d{name}" for name in OPERANDS if name in wanted.operands]
     results += [f"d_{op.captures[i].name_hint or f'capture{i}'}" for i in wanted.captures]
     for result, name in zip(backward.results, results, strict=True):
         result.name_hint = name
@@ -248,8 +91,8 @@ def _backward_op(op: attn.AttentionOp, code: BackwardCode, wanted: Wanted, args:
     cloned = {name: _cloned(getattr(op, name)) for name in ("query_mod", "key_mod", "value_mod", "score_mod", "mask")}
     # score_mod is part of `element` and of the row steps.
     cloned["score_mod"] = []
-    vjps = [_vjp(op, operand, wanted) for operand in _OPERANDS]
-    results = [[getattr(op, name).type] if name in wanted.operands else [] for name in _OPERANDS]
+    vjps = [vjp(op, operand, wanted) for operand in OPERANDS]
+    results = [[getattr(op, name).type] if name in wanted.operands else [] for name in OPERANDS]
     d_captures = [TensorType(f32, op.captures[i].type.get_shape()) for i in wanted.captures]  # type: ignore[union-attr]
     return attn.BackwardOp(
         operands=[*args[:6], args[6:saved], args[saved:outputs], args[outputs:]],
@@ -277,7 +120,7 @@ def _cloned(region: Region | None) -> list[Region]:
 def derive_backward(function: func.FuncOp, op: attn.AttentionOp, wrt: Sequence[str | int]) -> func.FuncOp:
     """Adds saved row values to an attention and to the results of its function; gives the backward function."""
     wanted = Wanted.of(wrt, op)
-    _refuse_captures_of_mods(op, wanted)
+    refuse_captures_of_mods(op, wanted)
     joint = JointCode.of(op)
     code = derive(joint, wanted)
     op = _save(op, joint, code)
@@ -308,7 +151,7 @@ class AttnDeriveBackwardPass(ModulePass):
 
     name = "attn-derive-backward"
 
-    wrt: tuple[str | int, ...] = _OPERANDS
+    wrt: tuple[str | int, ...] = OPERANDS
     """What gradients are needed: `q`, `k`, `v` and positions of captures."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -71,7 +71,12 @@ class BackwardCode:
     # --- dead rows -------------------------------------------------------------------------------
 
     def _dead(self) -> SSAValue:
-        return self.graph.compare(self.saved[0], self.graph.constant(-INF), "oeq")
+        """All saved values are -inf; one alone can be that in a live row, a minimum for example."""
+        graph = self.graph
+        dead, *others = [graph.compare(v, graph.constant(-INF), "oeq") for v in self.saved]
+        for other in others:
+            dead = graph.emit(arith.AndIOp(dead, other))
+        return dead
 
     def _stop_elements(self, dead: SSAValue) -> dict[SSAValue, float]:
         gradients = [a.value for a in self.accumulations if not a.per_row]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith, math
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.graph import Graph, Needs
@@ -96,6 +96,20 @@ class Exponents:
             value = self.graph.mul(value, factor)
         return value if coefficient == 1.0 else self.graph.mul(value, self.graph.constant(coefficient))
 
+    def is_stabilised(self, exponential: SSAValue) -> bool:
+        """Whether the exponent is something minus its own maximum over the row, constants aside."""
+        if base_of(exponential) is None or not isinstance(exponential.owner, Operation):
+            return False
+        element, row = self.split(self.linear(exponential.owner.operands[0]))
+        parts = [(m, c) for m, c in row.items() if m]
+        if len(parts) != 1 or len(parts[0][0]) != 1:
+            return False
+        (value,), c = parts[0]
+        op = value.owner
+        if not isinstance(op, attn.RowReduceOp) or op.kind.data != attn.ReduceKind.MAX or c >= 0:
+            return False
+        return nearly_equal(scaled(self.linear(op.value), -c), element)
+
 
 @dataclass
 class ExpClass:
@@ -108,17 +122,6 @@ class ExpClass:
     chosen_row: Linear = field(default_factory=dict[Monomial, float])
     bounded: bool = False
     """Whether `chosen` is at most some constant."""
-
-    def is_stabilised(self, exponents: Exponents, row: Linear) -> bool:
-        """Whether the row part is minus the maximum of the element part, constants aside."""
-        parts = [(m, c) for m, c in row.items() if m]
-        if len(parts) != 1 or len(parts[0][0]) != 1:
-            return False
-        (value,), c = parts[0]
-        op = value.owner
-        if not isinstance(op, attn.RowReduceOp) or op.kind.data != attn.ReduceKind.MAX or c >= 0:
-            return False
-        return nearly_equal(scaled(exponents.linear(op.value), -c), self.element)
 
 
 def nearly_equal(a: Mapping[Monomial, float], b: Mapping[Monomial, float]) -> bool:

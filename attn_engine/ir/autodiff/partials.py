@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import IntegerAttr, f32, i64
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.ir.autodiff.products import Products
@@ -107,6 +108,15 @@ def _pow(products: Products, op: math.PowFOp) -> list[Terms]:
     return [[to_base], [to_exponent]]
 
 
+def _whole_pow(products: Products, op: math.FPowIOp) -> list[Terms]:
+    graph, base, exponent = products.graph, op.operands[0], op.operands[1]
+    one = graph.emit(arith.ConstantOp(IntegerAttr(1, i64)))
+    smaller = graph.emit(math.FPowIOp(base, graph.emit(arith.SubiOp(exponent, one))))
+    factor = graph.emit(arith.SIToFPOp(exponent, f32))
+    needed = (graph.compare(factor, graph.constant(0.0), "une"), True)
+    return [[Term(1.0, {smaller: 1.0, factor: 1.0}, frozenset({needed}))], []]
+
+
 def _tanh(products: Products, op: math.TanhOp) -> list[Terms]:
     graph = products.graph
     square = graph.mul(op.result, op.result)
@@ -164,6 +174,7 @@ PARTIALS: dict[type[Operation], Partial] = {
     math.RsqrtOp: _of_result(3.0, -0.5),
     math.CbrtOp: _of_result(-2.0, 1 / 3),
     math.PowFOp: _pow,
+    math.FPowIOp: _whole_pow,
     math.TanhOp: _tanh,
     math.SinOp: _other(math.CosOp),
     math.CosOp: _other(math.SinOp, -1.0),
@@ -173,6 +184,7 @@ PARTIALS: dict[type[Operation], Partial] = {
     math.AtanOp: _one_plus_square(1.0, -1.0),
     math.AtanhOp: _one_plus_square(-1.0, -1.0),
     math.AsinOp: _one_plus_square(-1.0, -0.5),
+    math.AsinhOp: _one_plus_square(1.0, -0.5),
     math.AcosOp: _one_plus_square(-1.0, -0.5, -1.0),
     math.ErfOp: _erf,
     math.FloorOp: _none,

@@ -11,7 +11,6 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.exponents import (
     ExpClass,
-    Exponents,
     Linear,
     added,
     base_of,
@@ -35,7 +34,7 @@ class Products(Mapping[SSAValue, Term]):
         """`graph` holds the forward code; the spelling of `weight` decides how exponentials are written."""
         self.graph = graph
         self.signs = signs
-        self.exponents = Exponents(graph)
+        self.exponents = signs.exponents
         self.classes: list[ExpClass] = []
         self._class_of: dict[SSAValue, tuple[ExpClass, Linear]] = {}
         self._raw: dict[SSAValue, Term] = {}
@@ -138,7 +137,7 @@ class Products(Mapping[SSAValue, Term]):
         else:
             self.classes.append(found := ExpClass(base, element))
         found.members.append((value, row))
-        found.bounded |= found.is_stabilised(self.exponents, row)
+        found.bounded |= self.exponents.is_stabilised(value)
         self._class_of[value] = (found, row)
 
     def _absorb(self, value: SSAValue, alone: bool) -> None:

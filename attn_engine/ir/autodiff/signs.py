@@ -9,6 +9,7 @@ from xdsl.dialects import arith, math
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn
+from attn_engine.ir.autodiff.exponents import Exponents
 from attn_engine.ir.autodiff.graph import Graph
 
 INF = float("inf")
@@ -35,6 +36,7 @@ class Signs:
 
     def __init__(self, graph: Graph):
         self.graph = graph
+        self.exponents = Exponents(graph)
         self._found: dict[SSAValue, Sign] = {}
 
     def positive(self, value: SSAValue) -> bool:
@@ -69,6 +71,24 @@ class Signs:
         assert isinstance(op, attn.RowReduceOp)
         return Sign.POSITIVE if op.kind.data == attn.ReduceKind.COUNT else self.of(op.value)
 
+    def above_zero(self, value: SSAValue) -> bool:
+        """Positive in floating point too, where an exponential can be 0: counts and stabilised sums, for example."""
+        if (number := self.graph.number(value)) is not None:
+            return number > 0
+        match value.owner:
+            case attn.RowReduceOp(kind=attn.ReduceKindAttr(data=attn.ReduceKind.COUNT)):
+                return True
+            case attn.RowReduceOp(kind=attn.ReduceKindAttr(data=attn.ReduceKind.SUM)) as op:
+                # The largest of the summands is exp(max - max) = 1.
+                return self.exponents.is_stabilised(op.value)
+            case arith.AddfOp() as op:
+                one, other = (op.lhs, op.rhs) if self.above_zero(op.lhs) else (op.rhs, op.lhs)
+                return self.above_zero(one) and self.of(other) != Sign.UNKNOWN
+            case arith.MaximumfOp() as op:
+                return self.above_zero(op.lhs) or self.above_zero(op.rhs)
+            case _:
+                return False
+
     def decided(self, op: Operation) -> bool | None:
         """What a comparison with a constant gives in every live row: of a positive value with 0, of a max with -inf."""
         if not isinstance(op, arith.CmpfOp) or (number := self.graph.number(op.rhs)) is None:
@@ -77,7 +97,7 @@ class Signs:
         if predicate not in ("oeq", "ole", "ogt", "one", "une", "oge", "olt", "ueq"):
             return None
         reduced = op.lhs.owner if isinstance(op.lhs.owner, attn.RowReduceOp) else None
-        above = number <= 0 and self.positive(op.lhs)
+        above = number <= 0 and self.above_zero(op.lhs)
         above |= reduced is not None and reduced.kind.data == attn.ReduceKind.MAX and number == -INF
         if above:
             return predicate in ("ogt", "oge", "one", "une")
