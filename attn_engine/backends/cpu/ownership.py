@@ -25,12 +25,36 @@ def axes_in_map(value: SSAValue, map_: tile.MapOp) -> frozenset[int]:
 
 
 def last_use(value: SSAValue, op: Operation) -> bool:
-    """Whether `op` is the one last op that reads a value, in the block that defines it."""
+    """Whether `op` reads a value last, in the block that defines it, and no view of it was made before."""
     block = value.owner if isinstance(value, BlockArgument) else value.owner.parent  # type: ignore[union-attr]
     if op.parent is not block or list(op.operands).count(value) != 1:
         return False
-    users = [use.operation for use in value.uses]
-    return all(user.parent is block and (user is op or user.is_before_in_block(op)) for user in users)
+    users = {use.operation for use in value.uses} - {op}
+    return all(user.parent is block and user.is_before_in_block(op) and _only_reads(user, value) for user in users)
+
+
+_READERS = (
+    tile.DotOp,
+    tile.ReduceOp,
+    tile.ScanOp,
+    tile.ConcatOp,
+    tile.StoreOp,
+    tile.AtomicAddOp,
+    tile.ScatterAddOp,
+    arith.CmpfOp,
+)
+
+
+def _only_reads(user: Operation, value: SSAValue) -> bool:
+    """Whether no result of the user can be a view of the value."""
+    if isinstance(user, tile.MapOp):
+        arguments = [a for a, operand in zip(user.body.block.args, user.inputs, strict=True) if operand is value]
+        return all(_only_reads(use.operation, argument) for argument in arguments for use in argument.uses)
+    if isinstance(user, arith.SelectOp):
+        # With a plain bool as condition a choice is one of its operands.
+        map_ = user.parent_op()
+        return isinstance(map_, tile.MapOp) and bool(axes_in_map(user.cond, map_))
+    return isinstance(user, _READERS) or type(user) in IN_PLACE
 
 
 def owned(value: SSAValue, uniform: Set[SSAValue], assumed: frozenset[SSAValue] = frozenset()) -> bool:
