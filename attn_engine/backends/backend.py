@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.arg_spec import ArgSpecParseError, parse_pipeline
 from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.errors import BackendError
@@ -72,7 +72,7 @@ class Backend:
 
         try:
             names = [parsed.name for parsed in parse_pipeline(spec)]
-        except Exception as error:
+        except ArgSpecParseError as error:
             raise BackendError(f"backend '{self.name}': cannot parse pass '{spec}': {error}") from error
         for name in names:
             if name not in PASSES:
