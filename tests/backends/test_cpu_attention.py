@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.attn_cases import attention_text, captures_for, random_inputs
-from tests.support.attn_lowered import SOFTMAX_BACKWARD
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.utils.arg_spec import parse_pipeline
@@ -13,6 +11,8 @@ from xdsl.utils.arg_spec import parse_pipeline
 from attn_engine.backends.backend import get_backend
 from attn_engine.interpreters.tile import run_plan
 from attn_engine.universe import PASSES, make_context
+from tests.support.attn_cases import attention_text, captures_for, random_inputs
+from tests.support.attn_lowered import SOFTMAX_BACKWARD
 
 CPU = get_backend("cpu")
 COMMON = "attn-simplify,attn-analyze-mask,attn-derive-online,attn-simplify"
