@@ -3,7 +3,7 @@
 A program at this level starts with rings, barriers and descriptors and ends in `tile.roles`: groups of warps that
 run different code and meet only at barriers. Everything that overlaps is explicit, so that an emitter prints
 this level op by op. Roles are here; the rest is in
-`tile_async_product`, `tile_async_copy` and `tile_async_memory`.
+`tile_async_product`, `tile_async_copy`, `tile_async_memory` and `tile_async_view`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from attn_engine.dialects.tile import EndOp, ints, ints_of
 from attn_engine.dialects.tile_async_copy import COPY_OPS
 from attn_engine.dialects.tile_async_memory import MEMORY_OPS
 from attn_engine.dialects.tile_async_product import PRODUCT_OPS
+from attn_engine.dialects.tile_async_view import VIEW_OPS
 from attn_engine.dialects.tile_types import (
     BarriersType,
     BufferType,
@@ -124,7 +125,7 @@ def _parse_number(parser: Parser, word: str) -> int:
     return parser.parse_integer(allow_boolean=False, allow_negative=False)
 
 
-ASYNC_OPS: list[type[Operation]] = [RolesOp, *PRODUCT_OPS, *COPY_OPS, *MEMORY_OPS]
+ASYNC_OPS: list[type[Operation]] = [RolesOp, *PRODUCT_OPS, *COPY_OPS, *MEMORY_OPS, *VIEW_OPS]
 ASYNC_ATTRIBUTES: list[type[Attribute]] = [
     BarriersType,
     BufferType,

@@ -1,8 +1,9 @@
-"""The async level of the ``tile`` dialect, memory side: descriptors, rings, slots and generic accesses.
+"""The async level of the ``tile`` dialect, memory side: descriptors, generic accesses, counters.
 
 Two proxies reach shared memory. `tile.read` and `tile.write` go through the generic one;
-`tile.async_load`, `tile.async_store` and `tile.async_dot` through the async one. An async access of a slot after a
-generic access of the same slot needs a `tile.proxy_fence` in between, in the role that made the generic access.
+`tile.async_load`, `tile.async_store` and `tile.async_dot` through the async one. A generic write and any later
+asynchronous access of the same slot, or a generic read and a later copy into it, need a `tile.proxy_fence` in
+between, in the role that made the generic access.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects.tile import GlobalType, element_of
-from attn_engine.dialects.tile_types import BufferType, DescriptorType, MemorySpace
+from attn_engine.dialects.tile_types import BufferType, DescriptorType
 
 
 @irdl_op_definition
@@ -65,93 +66,6 @@ class ProcessorCountOp(IRDLOperation):
 
     def __init__(self):
         super().__init__(result_types=[i32])
-
-
-@irdl_op_definition
-class RingOp(IRDLOperation):
-    """A buffer whose leading axis counts stages; uninitialised; lives as long as the program.
-
-    ```
-    %ks = tile.ring : !tile.buffer<2x128x128xf16, shared>
-    ```
-    """
-
-    name = "tile.ring"
-    result = result_def(BufferType)
-    traits = traits_def(MemoryWriteEffect())
-    assembly_format = "attr-dict `:` type($result)"
-
-    def __init__(self, result: BufferType):
-        super().__init__(result_types=[result])
-
-    def verify_(self) -> None:
-        assert isinstance(self.result.type, BufferType)
-        if self.result.type.memory_space is not MemorySpace.SHARED:
-            raise VerifyException(f"a ring is in shared memory, got {self.result.type}")
-
-
-@irdl_op_definition
-class SlotOp(IRDLOperation):
-    """One stage of a ring, as a view. The index is in [0, stages).
-
-    ```
-    %k = tile.slot %ks[%i] : !tile.buffer<2x128x128xf16, shared> -> !tile.buffer<128x128xf16, shared>
-    ```
-    """
-
-    name = "tile.slot"
-    ring = operand_def(BufferType)
-    index = operand_def(i32)
-    result = result_def(BufferType)
-    traits = traits_def(Pure())
-    assembly_format = "$ring `[` $index `]` attr-dict `:` type($ring) `->` type($result)"
-
-    def __init__(self, ring: SSAValue, index: SSAValue | Operation):
-        type_ = ring.type
-        assert isinstance(type_, BufferType)
-        super().__init__(
-            operands=[ring, index],
-            result_types=[BufferType(type_.get_shape()[1:], type_.element_type, type_.memory_space)],
-        )
-
-    def verify_(self) -> None:
-        assert isinstance(self.ring.type, BufferType)
-        ring = self.ring.type
-        if len(ring.get_shape()) < 2:
-            raise VerifyException(f"a ring has a leading axis of stages, got {ring}")
-        if self.result.type != BufferType(ring.get_shape()[1:], ring.element_type, ring.space):
-            raise VerifyException(f"{self.result.type} is not a stage of {ring}")
-
-
-@irdl_op_definition
-class TransposedSlotOp(IRDLOperation):
-    """A rank 2 buffer read as its transpose: a view, nothing moves.
-
-    ```
-    %kt = tile.transposed_slot %k : !tile.buffer<128x64xf16, shared> -> !tile.buffer<64x128xf16, shared>
-    ```
-    """
-
-    name = "tile.transposed_slot"
-    source = operand_def(BufferType)
-    result = result_def(BufferType)
-    traits = traits_def(Pure())
-    assembly_format = "$source attr-dict `:` type($source) `->` type($result)"
-
-    def __init__(self, source: SSAValue | Operation):
-        type_ = SSAValue.get(source).type
-        assert isinstance(type_, BufferType)
-        super().__init__(
-            operands=[source],
-            result_types=[BufferType(type_.get_shape()[::-1], type_.element_type, type_.space)],
-        )
-
-    def verify_(self) -> None:
-        source = self.source.type
-        assert isinstance(source, BufferType)
-        shape = source.get_shape()[::-1]
-        if len(shape) != 2 or self.result.type != BufferType(shape, source.element_type, source.space):
-            raise VerifyException(f"{self.result.type} is not the transpose of {source}")
 
 
 # --- generic accesses --------------------------------------------------------------------------
@@ -298,8 +212,5 @@ MEMORY_OPS: list[type[Operation]] = [
     FetchAddOp,
     ProcessorCountOp,
     ReadOp,
-    RingOp,
-    SlotOp,
-    TransposedSlotOp,
     WriteOp,
 ]

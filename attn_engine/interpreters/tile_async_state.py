@@ -33,33 +33,41 @@ class AsyncProtocolError(AttnEngineError):
 
 @dataclass
 class Storage:
-    """The memory of one ring, and which roles accessed which slots since their last proxy fence."""
+    """The memory of one ring, and which roles read or wrote which slots since their last proxy fence."""
 
     data: Tensor
-    unfenced: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    reads: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    writes: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+
+    def fence(self, role: int) -> None:
+        for roles in (*self.reads.values(), *self.writes.values()):
+            roles.discard(role)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A view of a ring: one stage of it, or all (stage -1)."""
+    """A view of one stage of a ring (or of all of it, stage -1), or of a part of that."""
 
     storage: Storage
     stage: int
-    transposed: bool = False
+    data: Tensor
 
-    @property
-    def data(self) -> Tensor:
-        part = self.storage.data[self.stage] if self.stage >= 0 else self.storage.data
-        return part.T if self.transposed else part
+    def view(self, data: Tensor) -> Slot:
+        return Slot(self.storage, self.stage, data)
 
-    def touch(self, role: int) -> None:
-        """A generic access."""
-        self.storage.unfenced.setdefault(self.stage, set()).add(role)
+    def read(self, role: int) -> Tensor:
+        """A generic read."""
+        self.storage.reads.setdefault(self.stage, set()).add(role)
+        return self.data.clone()
 
-    def check(self, op: Operation) -> None:
-        """Before an asynchronous access."""
-        roles = self.storage.unfenced.get(self.stage)
-        if roles:
+    def write(self, role: int, value: Tensor) -> None:
+        """A generic write."""
+        self.storage.writes.setdefault(self.stage, set()).add(role)
+        self.data.copy_(value)
+
+    def check(self, op: Operation, *, writes: bool) -> None:
+        """Before an asynchronous access: reads must come after writes, and writes after all accesses."""
+        if self.storage.writes.get(self.stage) or (writes and self.storage.reads.get(self.stage)):
             raise AsyncProtocolError(
                 f"{op.name} follows a generic access of the same slot; put a tile.proxy_fence in between: {op}"
             )

@@ -107,6 +107,12 @@ def test_every_op_compiles():
     assert "UTMAREDG" in compiled.sass
 
 
+def test_views_of_slots_compile():
+    compiled = assembly(EVERY_OP, "halves")
+    assert compiled.products == 16  # two roles, 64 x 64 x 128
+    assert len(re.findall(r"UTMALDG", compiled.sass)) >= 3
+
+
 def test_an_op_without_a_rule_is_an_error():
     text = """tile.kernel @k(%x: tensor<64x64xf16>) {
       %y = tile.transpose %x : tensor<64x64xf16> -> tensor<64x64xf16>

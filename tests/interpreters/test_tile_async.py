@@ -14,7 +14,8 @@ from attn_engine.interpreters.tile_async import run_plan
 from attn_engine.interpreters.tile_async_state import AsyncProtocolError, DeadlockError
 from attn_engine.universe import make_context
 
-SOURCE = (Path(__file__).parents[1] / "filecheck" / "tile" / "hopper_forward.mlir").read_text()
+FILES = Path(__file__).parents[1] / "filecheck"
+SOURCE = (FILES / "tile" / "hopper_forward.mlir").read_text()
 SCALE = 128**-0.5
 SEEDS = range(6)
 
@@ -170,3 +171,27 @@ def test_deadlock_names_the_barrier():
 def test_faults_that_the_verifier_finds(old: str, new: str, message: str):
     with pytest.raises((VerifyException, ParseError), match=message):
         parse(plant((old, new)))
+
+
+EVERY_OP = parse((FILES / "dialects" / "tile_async.mlir").read_text())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_op(seed: int, exact: bool):
+    torch.manual_seed(seed)
+    x, y, counter = torch.randn(1, 64, 64).half(), torch.zeros(64, 64), torch.zeros(1, dtype=torch.int32)
+    run_plan(EVERY_OP, "run", [x, y, counter], seed=seed, processors=1, exact=exact)
+    torch.testing.assert_close(y, 6 * x[0].float() @ x[0].float().T, atol=1e-3, rtol=1e-5)
+    assert int(counter) == 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_views_of_slots(seed: int, exact: bool):
+    torch.manual_seed(seed)
+    x, w, bias = torch.randn(64, 128).half(), torch.randn(128, 128).half(), torch.randn(1, 128)
+    y, z = torch.zeros(64, 128), torch.zeros(128, 128).half()
+    run_plan(EVERY_OP, "run_halves", [x, w, bias, y, z], seed=seed, exact=exact)
+    torch.testing.assert_close(y, x.float() @ w.float() + bias, atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(z, torch.cat([x, x]))

@@ -121,7 +121,7 @@ def _print_role(kernel: FunctionPrinter, number: int, block: Block, warps: int) 
     printer = FunctionPrinter(kernel.functions, name, block, warps)
     index, *captures = block.args
     used = [n for n, capture in enumerate(captures) if capture.uses]
-    constant = printer.names.fresh("number")
+    constant = printer.instance = printer.names.fresh("instance")
     parameters = [text for n in used for text in printer.argument(captures[n])]
     printer.writer.line()
     printer.writer.line()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xdsl.dialects import arith
 from xdsl.ir import Operation
 
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
-from attn_engine.backends.triton.gluon_printer import FunctionPrinter
+from attn_engine.backends.triton.gluon_printer import FunctionPrinter, splat
 from attn_engine.backends.triton.gluon_types import Blocked, operand_layout
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects import tile_async_product as products
+from attn_engine.dialects import tile_async_view as views
 from attn_engine.dialects.tile_types import BarriersType, BufferType, DescriptorType, PendingType
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
@@ -23,7 +25,7 @@ _MATRIX_RANK = 2
 # --- memory ------------------------------------------------------------------------------------
 
 
-def _ring(printer: FunctionPrinter, op: memory.RingOp) -> None:
+def _ring(printer: FunctionPrinter, op: views.RingOp) -> None:
     """Cells are not swizzled; everything else is laid out as copies and products want it."""
     type_ = op.result.type
     assert isinstance(type_, BufferType)
@@ -36,12 +38,30 @@ def _ring(printer: FunctionPrinter, op: memory.RingOp) -> None:
     printer.assign(op, f"gl.allocate_shared_memory({types.dtype(type_.element_type)}, {shape}, {layout})")
 
 
-def _slot(printer: FunctionPrinter, op: memory.SlotOp) -> None:
+def _slot(printer: FunctionPrinter, op: views.SlotOp) -> None:
     printer.assign(op, f"{printer.text(op.ring)}.index({printer.text(op.index)})")
 
 
-def _transposed_slot(printer: FunctionPrinter, op: memory.TransposedSlotOp) -> None:
+def _transposed_slot(printer: FunctionPrinter, op: views.TransposedSlotOp) -> None:
     printer.assign(op, f"{printer.text(op.source)}.permute((1, 0))")
+
+
+def _part(printer: FunctionPrinter, op: views.PartOp) -> None:
+    """Placed at compile time, so that the index is a number of the text."""
+    assert isinstance(op.result.type, BufferType)
+    axis = op.axis.value.data
+    size = op.result.type.get_shape()[axis]
+    index = op.index.owner
+    place = splat(index) if isinstance(index, arith.ConstantOp) else printer.instance
+    printer.assign(op, f"{printer.text(op.source)}.slice({place} * {size}, {size}, {axis})")
+
+
+def _alias_slot(printer: FunctionPrinter, op: views.AliasSlotOp) -> None:
+    type_ = op.result.type
+    assert isinstance(type_, BufferType)
+    shape = list(type_.get_shape())
+    layout = types.shared_layout(type_, min(len(shape), _MATRIX_RANK))
+    printer.assign(op, f"{printer.text(op.source)}._reinterpret({types.dtype(type_.element_type)}, {shape}, {layout})")
 
 
 def _read(printer: FunctionPrinter, op: memory.ReadOp) -> None:
@@ -182,9 +202,11 @@ def _opaque_zero(printer: FunctionPrinter, op: products.OpaqueZeroOp) -> None:
 
 
 ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
-    memory.RingOp: _ring,
-    memory.SlotOp: _slot,
-    memory.TransposedSlotOp: _transposed_slot,
+    views.RingOp: _ring,
+    views.SlotOp: _slot,
+    views.TransposedSlotOp: _transposed_slot,
+    views.PartOp: _part,
+    views.AliasSlotOp: _alias_slot,
     memory.ReadOp: _read,
     memory.WriteOp: _write,
     memory.CellReadOp: _cell_read,

@@ -47,6 +47,8 @@ class FunctionPrinter:
         """Of each value inside a map: the axes of the map's shape along which it varies."""
         self.map_shape: tuple[int, ...] = ()
         self.map_layout = ""
+        self.instance = ""
+        """In a role: the compile-time constant that numbers its instances."""
         for layout in self.layouts.of.values():
             self._define(layout)
 

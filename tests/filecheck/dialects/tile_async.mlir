@@ -1,6 +1,6 @@
 // RUN: attn-opt %s | attn-opt | filecheck %s
 
-// Every op of the async level once: one role multiplies what another one copies in.
+// Every op of the async level: one role multiplies what another one copies in, y = 6 x x^T.
 // CHECK-LABEL: tile.kernel @async(%x: !tile.descriptor<1x64x64xf16>, %y: !tile.descriptor<64x64xf32>, %counter: !tile.global<1 x i32>)
 tile.kernel @async(%x: !tile.descriptor<1x64x64xf16>, %y: !tile.descriptor<64x64xf32>, %counter: !tile.global<1 x i32>) attributes {num_warps = 4 : i64} {
   // CHECK: %ring = tile.ring : !tile.buffer<2x64x64xf16, shared>
@@ -84,5 +84,74 @@ tile.plan @run(%x: !tile.global<3 x f16>, %y: !tile.global<2 x f32>, %counter: !
   %xd = tile.describe %x : !tile.global<3 x f16> -> !tile.descriptor<1x64x64xf16>
   %yd = tile.describe %y : !tile.global<2 x f32> -> !tile.descriptor<64x64xf32>
   tile.launch @async grid(%n) args(%xd, %yd, %counter) : !tile.descriptor<1x64x64xf16>, !tile.descriptor<64x64xf32>, !tile.global<1 x i32>
+  tile.end
+}
+
+// Views of slots: each of two roles multiplies with its half of w, adds its half of a row, and reuses its staging slot.
+// CHECK-LABEL: tile.kernel @halves
+tile.kernel @halves(%x: !tile.descriptor<64x128xf16>, %w: !tile.descriptor<128x128xf16>, %bias: !tile.descriptor<1x128xf32>, %y: !tile.descriptor<64x64xf32>, %z: !tile.descriptor<64x128xf16>) attributes {num_warps = 4 : i64} {
+  %xs = tile.ring : !tile.buffer<1x64x128xf16, shared>
+  %ws = tile.ring : !tile.buffer<1x128x128xf16, shared>
+  %bs = tile.ring : !tile.buffer<1x128xf32, shared>
+  %ys = tile.ring : !tile.buffer<2x64x64xf32, shared>
+  %full = tile.make_barriers count 1 : !tile.barriers<1>
+  tile.roles (%x, %w, %bias, %y, %z, %xs, %ws, %bs, %ys, %full) : (!tile.descriptor<64x128xf16>, !tile.descriptor<128x128xf16>, !tile.descriptor<1x128xf32>, !tile.descriptor<64x64xf32>, !tile.descriptor<64x128xf16>, !tile.buffer<1x64x128xf16, shared>, !tile.buffer<1x128x128xf16, shared>, !tile.buffer<1x128xf32, shared>, !tile.buffer<2x64x64xf32, shared>, !tile.barriers<1>)
+  role count 2 warps 4 registers 160 {
+  ^bb0(%half: i32, %x_: !tile.descriptor<64x128xf16>, %w_: !tile.descriptor<128x128xf16>, %bias_: !tile.descriptor<1x128xf32>, %y_: !tile.descriptor<64x64xf32>, %z_: !tile.descriptor<64x128xf16>, %xs_: !tile.buffer<1x64x128xf16, shared>, %ws_: !tile.buffer<1x128x128xf16, shared>, %bs_: !tile.buffer<1x128xf32, shared>, %ys_: !tile.buffer<2x64x64xf32, shared>, %full_: !tile.barriers<1>):
+    %c0 = arith.constant 0 : i32
+    %c64 = arith.constant 64 : i32
+    %a = tile.slot %xs_[%c0] : !tile.buffer<1x64x128xf16, shared> -> !tile.buffer<64x128xf16, shared>
+    %wt = tile.slot %ws_[%c0] : !tile.buffer<1x128x128xf16, shared> -> !tile.buffer<128x128xf16, shared>
+    // CHECK: tile.part %{{.*}} axis 1[%half] : !tile.buffer<128x128xf16, shared> -> !tile.buffer<128x64xf16, shared>
+    %b = tile.part %wt axis 1 [%half] : !tile.buffer<128x128xf16, shared> -> !tile.buffer<128x64xf16, shared>
+    %row = tile.slot %bs_[%c0] : !tile.buffer<1x128xf32, shared> -> !tile.buffer<128xf32, shared>
+    %part = tile.part %row axis 0 [%half] : !tile.buffer<128xf32, shared> -> !tile.buffer<64xf32, shared>
+    tile.barrier_wait %full_[%c0], %c0 : !tile.barriers<1>
+    %p = tile.async_dot %a, %b layout <4x1, 64> : !tile.buffer<64x128xf16, shared>, !tile.buffer<128x64xf16, shared> -> !tile.pending<tensor<64x64xf32>>
+    %bias1 = tile.read %part : !tile.buffer<64xf32, shared> -> tensor<64xf32>
+    %v = tile.wait 0, %p : !tile.pending<tensor<64x64xf32>> -> tensor<64x64xf32>
+    %o = tile.map (%v, %bias1) axes [[0, 1], [1]] : (tensor<64x64xf32>, tensor<64xf32>) -> tensor<64x64xf32> {
+    ^bb1(%e: f32, %d: f32):
+      %r = arith.addf %e, %d : f32
+      tile.yield %r : f32
+    }
+    %s = tile.slot %ys_[%half] : !tile.buffer<2x64x64xf32, shared> -> !tile.buffer<64x64xf32, shared>
+    tile.write %o, %s : tensor<64x64xf32>, !tile.buffer<64x64xf32, shared>
+    tile.proxy_fence
+    %col = arith.muli %half, %c64 : i32
+    tile.async_store %s, %y_[%c0, %col] : !tile.buffer<64x64xf32, shared>, !tile.descriptor<64x64xf32>
+    tile.async_store_wait 0
+    // CHECK: tile.alias_slot %s : !tile.buffer<64x64xf32, shared> -> !tile.buffer<64x128xf16, shared>
+    %again = tile.alias_slot %s : !tile.buffer<64x64xf32, shared> -> !tile.buffer<64x128xf16, shared>
+    %xr = tile.read %a : !tile.buffer<64x128xf16, shared> -> tensor<64x128xf16>
+    tile.write %xr, %again : tensor<64x128xf16>, !tile.buffer<64x128xf16, shared>
+    tile.proxy_fence
+    tile.async_store %again, %z_[%col, %c0] : !tile.buffer<64x128xf16, shared>, !tile.descriptor<64x128xf16>
+    tile.async_store_wait 0
+    tile.end
+  }
+  role count 1 warps 1 registers 24 {
+  ^bb0(%role: i32, %x_: !tile.descriptor<64x128xf16>, %w_: !tile.descriptor<128x128xf16>, %bias_: !tile.descriptor<1x128xf32>, %y_: !tile.descriptor<64x64xf32>, %z_: !tile.descriptor<64x128xf16>, %xs_: !tile.buffer<1x64x128xf16, shared>, %ws_: !tile.buffer<1x128x128xf16, shared>, %bs_: !tile.buffer<1x128xf32, shared>, %ys_: !tile.buffer<2x64x64xf32, shared>, %full_: !tile.barriers<1>):
+    %c0 = arith.constant 0 : i32
+    %a = tile.slot %xs_[%c0] : !tile.buffer<1x64x128xf16, shared> -> !tile.buffer<64x128xf16, shared>
+    %wt = tile.slot %ws_[%c0] : !tile.buffer<1x128x128xf16, shared> -> !tile.buffer<128x128xf16, shared>
+    %row = tile.slot %bs_[%c0] : !tile.buffer<1x128xf32, shared> -> !tile.buffer<128xf32, shared>
+    tile.barrier_expect %full_[%c0], 49664 : !tile.barriers<1>
+    tile.async_load %x_[%c0, %c0], %a, %full_[%c0] : !tile.descriptor<64x128xf16>, !tile.buffer<64x128xf16, shared>, !tile.barriers<1>
+    tile.async_load %w_[%c0, %c0], %wt, %full_[%c0] : !tile.descriptor<128x128xf16>, !tile.buffer<128x128xf16, shared>, !tile.barriers<1>
+    tile.async_load %bias_[%c0, %c0], %row, %full_[%c0] : !tile.descriptor<1x128xf32>, !tile.buffer<128xf32, shared>, !tile.barriers<1>
+    tile.end
+  }
+  tile.end
+}
+
+tile.plan @run_halves(%x: !tile.global<2 x f16>, %w: !tile.global<2 x f16>, %bias: !tile.global<2 x f32>, %y: !tile.global<2 x f32>, %z: !tile.global<2 x f16>) {
+  %c1 = arith.constant 1 : i32
+  %xd = tile.describe %x : !tile.global<2 x f16> -> !tile.descriptor<64x128xf16>
+  %wd = tile.describe %w : !tile.global<2 x f16> -> !tile.descriptor<128x128xf16>
+  %biasd = tile.describe %bias : !tile.global<2 x f32> -> !tile.descriptor<1x128xf32>
+  %yd = tile.describe %y : !tile.global<2 x f32> -> !tile.descriptor<64x64xf32>
+  %zd = tile.describe %z : !tile.global<2 x f16> -> !tile.descriptor<64x128xf16>
+  tile.launch @halves grid(%c1) args(%xd, %wd, %biasd, %yd, %zd) : !tile.descriptor<64x128xf16>, !tile.descriptor<128x128xf16>, !tile.descriptor<1x128xf32>, !tile.descriptor<64x64xf32>, !tile.descriptor<64x128xf16>
   tile.end
 }

@@ -191,3 +191,21 @@ tile.roles () : () role count 1 warps 4 registers 20 {
 
 // CHECK: an array of barriers holds at least one, got 0
 %b = tile.make_barriers count 1 : !tile.barriers<0>
+
+// -----
+
+// CHECK: is not a part of
+%s, %n = "test.op"() : () -> (!tile.buffer<64x32xf16, shared>, i32)
+%t = tile.part %s axis 1 [%n] : !tile.buffer<64x32xf16, shared> -> !tile.buffer<64x24xf16, shared>
+
+// -----
+
+// CHECK: the index of a part is a constant or the number of the role's instance
+%s, %n = "test.op"() : () -> (!tile.buffer<64x32xf16, shared>, i32)
+%t = tile.part %s axis 1 [%n] : !tile.buffer<64x32xf16, shared> -> !tile.buffer<64x16xf16, shared>
+
+// -----
+
+// CHECK: are not the same bytes
+%s = "test.op"() : () -> !tile.buffer<64x32xf32, shared>
+%t = tile.alias_slot %s : !tile.buffer<64x32xf32, shared> -> !tile.buffer<64x32xf16, shared>
