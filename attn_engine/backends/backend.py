@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.utils.arg_spec import ArgSpecParseError, parse_pipeline
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError
 from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.errors import BackendError
