@@ -29,6 +29,10 @@ class Definition:
     custom_io: CustomIO = field(default_factory=CustomIO)
     bare_score: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.row, OnlineFunc):
+            self.row.check()
+
     def functions(self) -> Iterator[tuple[str, UserFunction]]:
         """Every user function under the name of its place, those of an OnlineFunc one by one."""
         for name in ("score_mod", "mask_mod", "row", "query_mod", "key_mod", "value_mod"):

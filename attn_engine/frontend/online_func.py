@@ -29,6 +29,16 @@ class Var:
 
     value: str | float
 
+    def __post_init__(self) -> None:
+        try:
+            float(self.value)
+        except (TypeError, ValueError):
+            refuse(
+                OnlineFuncError,
+                f"Var({self.value!r}) is no number",
+                'write a number or its text: Var("-inf"), Var(0.0)',
+            )
+
     @property
     def number(self) -> float:
         return float(self.value)
@@ -61,6 +71,21 @@ class OnlineFunc:
 
     online_fwd: Callable[..., tuple[Any, Mapping[str, Any], Any]]
     online_fwd_epilogue: Callable[..., tuple[Any, Mapping[str, Any]]]
+
+    def check(self) -> None:
+        """The parts of the contract that need no tracing."""
+        kind = type(self)
+        for name in ("online_fwd", "online_fwd_epilogue"):
+            if not callable(getattr(kind, name, None)):
+                _broken(kind.__init__, f"{kind.__name__} has no method {name}")
+        for name in ("online_rowscales", "final_rowscales"):
+            scalars: Mapping[str, object] = getattr(self, name, {"": None})
+            if not all(isinstance(scalar, SymbolScalar) for scalar in scalars.values()):
+                _broken(
+                    kind.__init__,
+                    f"{kind.__name__}.{name} is not a dict of SymbolScalar: call super().__init__ with"
+                    ' {"m": SymbolScalar("m", Var("-inf")), ...}',
+                )
 
 
 class KnownSymbol(Symbol):

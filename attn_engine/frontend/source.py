@@ -17,8 +17,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _is_user_code(file: str) -> bool:
-    if file.startswith("<frozen"):
+def _is_user_code(frame: FrameType) -> bool:
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+    if file.startswith("<") and (file.startswith("<frozen") or module.split(".")[0] in ("attn_engine", "torch")):
         return False
     if Path(file).name == "library.py" and str(Path(file).parent) == _PACKAGE:
         return True
@@ -35,7 +36,7 @@ def user_line() -> str:
     """The innermost line on the stack that is neither ours nor torch's."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        if _is_user_code(frame.f_code.co_filename):
+        if _is_user_code(frame):
             return format_line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
         frame = frame.f_back
     return "  (outside of any user function)"

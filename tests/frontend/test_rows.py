@@ -223,7 +223,11 @@ class Guarded(OnlineSoftmax):
         m_new = torch.maximum(m, scores.get_reduce("max"))
         factor = torch.where(m == float("-inf"), 0.0, torch.exp(m - m_new))
         scores = torch.exp(scores - m_new)
-        return scores, {"m": m_new, "r": torch.exp2(m) * 3.0 + r * factor + scores.sum()}, factor
+        return (
+            scores,
+            {"m": m_new, "r": torch.exp2(m) * 3.0 + r * factor + r * m_new + m_new * r / 2 + scores.sum()},
+            factor,
+        )
 
 
 def test_initial_values_fold_through_guards():
@@ -256,6 +260,38 @@ def _changed(**methods) -> OnlineFunc:
 def test_online_functions_that_break_their_contract(online, text):
     with pytest.raises(errors.OnlineFuncError, match=text):
         trace(Definition(row=online))
+
+
+class WithoutSuper(OnlineSoftmax):
+    def __init__(self):
+        pass
+
+
+class WithoutScalars(OnlineSoftmax):
+    def __init__(self):
+        OnlineFunc.__init__(self, {"m": -float("inf")}, {})
+
+
+class WithoutEpilogue(OnlineFunc):
+    def __init__(self):
+        super().__init__({}, {})
+
+    online_fwd = OnlineSoftmax.online_fwd
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (WithoutSuper, "call super"),
+        (WithoutScalars, "dict of SymbolScalar"),
+        (WithoutEpilogue, "no method online_fwd_epilogue"),
+        (lambda: Var("minus infinity"), "is no number"),
+    ],
+)
+def test_online_functions_are_checked_before_tracing(kind, text):
+    with pytest.raises(errors.OnlineFuncError, match=text) as caught:
+        Definition(row=kind())
+    assert "test_rows.py" in str(caught.value)
 
 
 def test_an_epilogue_scales_in_every_spelling():
