@@ -224,3 +224,7 @@ class StageError(AttnEngineError):
 
     def __init__(self, stage: str, stages: tuple[str, ...]):
         super().__init__(f"stage '{stage}' is unknown; there are {', '.join(stages)}")
+
+
+class DefinitionNotFoundError(AttnEngineError):
+    """The command line names a definition that is not there."""

@@ -24,7 +24,7 @@ from attn_engine.runtime import driver, op
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.inspect import Inspection
-from attn_engine.runtime.schedules import default_schedules
+from attn_engine.runtime.schedules import default_schedule
 
 UserFunction = Callable[..., Any]
 
@@ -109,8 +109,8 @@ class Attention(Inspection):
         tf32 = q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
         key = (trace.text, target, wrt, tf32)
         if key not in self._compiled:
-            schedules = default_schedules(target, trace.traced.module)
-            request = Request(wrt, target.backend, schedules, tf32)
+            schedule = default_schedule(target, trace.traced.module, tf32)
+            request = Request(wrt, target.backend, schedule)
             self._compiled[key] = driver.compile_traced(trace.traced.module, trace.text, request)
         return self._compiled[key]
 

@@ -21,19 +21,19 @@ from xdsl.utils.arg_spec import parse_pipeline
 from attn_engine import pipelines
 from attn_engine.backends.backend import Backend, get_backend
 from attn_engine.dialects import attn
+from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime.env import settings
-from attn_engine.runtime.schedules import Schedules
+from attn_engine.runtime.schedules import convert_spec
 from attn_engine.universe import PASSES, make_context
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a compilation needs besides the definition: gradients wanted, backend, schedule, f32 precision."""
+    """What a compilation needs besides the definition: gradients wanted, backend, schedule."""
 
     wrt: tuple[str, ...]
     backend: str
-    schedules: Schedules
-    tf32: bool = False
+    schedule: Schedule
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def signature(module: ModuleOp) -> Signature:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
-    convert = request.schedules.pass_spec(request.tf32)
+    convert = convert_spec(request.schedule, pad=request.backend != "cpu")
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 

@@ -14,7 +14,7 @@ from attn_engine.frontend.definition import Definition
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Request
-from attn_engine.runtime.schedules import default_schedules
+from attn_engine.runtime.schedules import default_schedule
 
 STAGES = ("traced", "attn", "tile")
 
@@ -76,6 +76,5 @@ class Inspection:
         return ("q", "k", "v", *(str(n) for n, c in enumerate(traced.captures) if c.requires_grad))
 
     def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
-        schedules = default_schedules(Target(backend, view.arch), lowered)
-        request = Request(self._wrt(view), backend, schedules)
+        request = Request(self._wrt(view), backend, default_schedule(Target(backend, view.arch), lowered))
         return driver.to_tile(lowered, request, get_backend(backend))

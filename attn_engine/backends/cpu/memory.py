@@ -205,6 +205,10 @@ def _fits(value: Tensor, view: Tensor) -> bool:
 def _write(memory: Tensor, places: Sequence[Tensor], valid: Tensor, value: Tensor, accumulate: bool) -> None:
     full = broadcast(valid.shape, value.shape, *(p.shape for p in places))
     mask = valid.expand(full)
+    if not places and accumulate:
+        # A tensor without axes: index_put_ has no index to sum over.
+        memory.add_(value.expand(full)[mask].sum().to(memory.dtype))
+        return
     index = tuple(p.expand(full)[mask] for p in places)
     memory.index_put_(index, value.expand(full)[mask].to(memory.dtype), accumulate=accumulate)
 

@@ -134,13 +134,13 @@ class Frame:
         if mask is not None:
             seen = program.inline(mask, index).operands[0]
         for value, limit in in_range:
-            wide = program.index(Bound(limit), "limit")
-            inside = program.add(arith.CmpiOp(value, wide, "slt"), "inside")
+            inside = program.below(value, Bound(limit))
             seen = inside if seen is None else program.add(arith.AndIOp(seen, inside), "visible")
         program.visible = seen
 
     def run(self, program: Program, scope: Scope, wanted: Sequence[SSAValue]) -> list[Bound]:
         """Lowers a program over the score tile; `attn.row_reduce` in it runs over the keys."""
+        program.fold_factors()
         return Partition(program, scope, self.shape, self.kv_axis).run(wanted)
 
     def rows(
@@ -155,10 +155,12 @@ class Frame:
         index = [self.b, h, row0, scope.value(0)]
         return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), f"{name}_tile").result
 
-    def vector(self, scope: Scope, source: SSAValue, row0: SSAValue, rows: int, limit: SSAValue, hint: str) -> SSAValue:
+    def vector(
+        self, scope: Scope, source: SSAValue, row0: SSAValue, rows: int, limit: SSAValue | None, hint: str
+    ) -> SSAValue:
         """Loads a saved row vector [B, H, Sq]."""
-        type_ = TensorType(f32, [rows])
-        return scope.add(tile.LoadOp(source, [self.b, self.h, row0], [2], type_, {0: limit}), hint).result
+        limits = {0: limit} if limit is not None else {}
+        return scope.add(tile.LoadOp(source, [self.b, self.h, row0], [2], TensorType(f32, [rows]), limits), hint).result
 
     def product(self, scope: Scope, a: SSAValue, b: SSAValue, hint: str) -> SSAValue:
         """a b^T over the head dim."""
@@ -205,8 +207,7 @@ class Frame:
         ]
 
     def _inside(self, program: Program, index: list[SSAValue], limit: SSAValue, head: Head) -> None:
-        wide = program.index(Bound(limit), "limit")
-        inside = program.add(arith.CmpiOp(index[2], wide, "slt"), "inside")
+        inside = program.below(index[2], Bound(limit))
         if head.padded:
             size = program.add(arith.ConstantOp.from_int_and_width(head.size, 64), "size")
             channel = program.add(arith.CmpiOp(index[3], size, "slt"), "inside")

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, spread
-from attn_engine.passes.lowering.gradients import flush, places_of, summed
+from attn_engine.passes.lowering.gradients import flush, in_range, places_of, summed
 from attn_engine.passes.lowering.kernel import Kernel, close, loop
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound
@@ -69,7 +69,8 @@ class KeyGradients:
         loaded = frame.rows(scope, "q", frame.h, q0, m, operands.qk, frame.sq if masked else None)
         q = frame.modified(scope, loaded, op.query_mod, frame.h, q0, frame.sq, operands.qk)
         d_o = frame.rows(scope, "d_o", frame.h, q0, m, operands.vo, frame.sq if masked else None)
-        rows = [frame.vector(scope, self.kernel.take(v), q0, m, frame.sq, v.name_hint or "row") for v in self.vectors]
+        limit = frame.sq if masked else None
+        rows = [frame.vector(scope, self.kernel.take(v), q0, m, limit, v.name_hint or "row") for v in self.vectors]
         x, dp = frame.product(scope, self.k, q, "x"), frame.product(scope, self.v, d_o, "dp")
         program = frame.program()
         q_index = scope.add(tile.RangeOp(q0, m), "rows").result
@@ -86,6 +87,7 @@ class KeyGradients:
         ]
         wanted += [cast(program, dx, operands.element)] if op.dk is not None else []
         wanted += [cast(program, p, operands.element)] if op.dv is not None else []
+        program.fold_factors()
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
         products = ([q] if op.dk is not None else []) + ([d_o] if op.dv is not None else [])
@@ -107,6 +109,7 @@ class KeyGradients:
     def _flush(self, scope: Scope, number: int, value: SSAValue) -> None:
         frame, region = self.frame, self.op.element.block
         program = frame.program()
+        value = in_range(frame, scope, Bound(value, (0,)), Bound(self.kv_index, (0,)), frame.skv)
         nothing = program.argument(Bound(frame.take("scale")), "unused")
         # The place depends on no query: any index stands for q.
         b, h = frame.heads(program)

@@ -58,8 +58,7 @@ class Contribution:
 class Program:
     """A straight-line scalar block over a tile.
 
-    `visible`, if set, is the program's i1 for 'this key is in the row'; `counted` for 'this element is part
-    of the attention at all', which contributions to gradients need besides.
+    `visible`, if set, is the program's i1 for 'this key is in the row'.
     """
 
     captures: Sequence[Capture] = ()
@@ -67,7 +66,6 @@ class Program:
     bound: dict[SSAValue, Bound] = field(default_factory=dict[SSAValue, Bound])
     contributions: list[Contribution] = field(default_factory=list[Contribution])
     visible: SSAValue | None = None
-    counted: SSAValue | None = None
     _direct: set[SSAValue] = field(default_factory=set[SSAValue])
     _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
 
@@ -86,6 +84,11 @@ class Program:
         self._direct.add(wide)
         return wide
 
+    def below(self, index: SSAValue, limit: Bound) -> SSAValue:
+        """Whether a bound index is below an i32 limit, compared in 32 bits."""
+        assert isinstance(index.owner, arith.ExtSIOp)
+        return self.add(arith.CmpiOp(index.owner.input, self.argument(limit, "limit"), "slt"), "inside")
+
     def add(self, op: Operation, hint: str | None = None) -> SSAValue:
         self.block.add_op(op)
         result = op.results[0]
@@ -102,6 +105,26 @@ class Program:
             return frozenset(self.bound[value].axes)
         assert isinstance(value.owner, Operation)
         return frozenset(a for o in value.owner.operands for a in self.axes(o))
+
+    def fold_factors(self) -> None:
+        """(x * r) * c to x * (r * c) where r and c have fewer axes than x: one product per element less."""
+        for op in list(self.block.ops):
+            if not isinstance(op, arith.MulfOp):
+                continue
+            for product, factor in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+                inner = product.owner
+                if isinstance(inner, arith.MulfOp) and inner.parent is self.block and self._fold(op, inner, factor):
+                    break
+
+    def _fold(self, op: arith.MulfOp, inner: arith.MulfOp, factor: SSAValue) -> bool:
+        for x, row in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
+            if self.axes(row) | self.axes(factor) < self.axes(x):
+                together = arith.MulfOp(row, factor)
+                together.result.name_hint = row.name_hint
+                self.block.insert_op_before(together, op)
+                op.operands[0], op.operands[1] = x, together.result
+                return True
+        return False
 
     def where_visible(self, value: SSAValue, otherwise: float = 0.0) -> SSAValue:
         if self.visible is None:
@@ -151,8 +174,6 @@ class Program:
 
     def _contribute(self, value: SSAValue, capture: int, indices: list[SSAValue]) -> None:
         value = self.where_visible(value)
-        if self.counted is not None:
-            value = self.add(arith.SelectOp(self.counted, value, self.real(0.0)), "d")
         places, inside = self._places(self.captures[capture], indices)
         self.contributions.append(Contribution(value, capture, tuple(places), inside))
 

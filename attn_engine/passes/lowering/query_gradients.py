@@ -11,7 +11,7 @@ from xdsl.ir import Region, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
-from attn_engine.passes.lowering.gradients import flush, places_of, summed, target_of
+from attn_engine.passes.lowering.gradients import counted, flush, in_range, places_of, summed, target_of
 from attn_engine.passes.lowering.kernel import Head, Kernel
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Program
@@ -78,7 +78,7 @@ class QueryGradients:
         ]
         if op.dq is not None:
             wanted.append(cast(program, dx, operands.element))
-        wanted += [program.contributions[c].value for c in self.scattered]
+        wanted += [counted(program, program.contributions[c].value, index[2], frame.sq) for c in self.scattered]
         found = frame.run(program, scope, wanted)
         for c, value in zip(self.scattered, found[len(found) - len(self.scattered) :], strict=True):
             flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
@@ -96,6 +96,7 @@ class QueryGradients:
     def _flush(self, scope: Scope, number: int, value: SSAValue) -> None:
         frame, region = self.frame, self.op.element.block
         program = frame.program()
+        value = in_range(frame, scope, Bound(value, (0,)), Bound(self.q_index, (0,)), frame.sq)
         nothing = program.argument(Bound(frame.take("scale")), "unused")
         # The place depends on no key: any index stands for kv.
         index = [*frame.place(program, self.q_index, None), program.index(Bound(frame.h), "kv")]
@@ -118,10 +119,6 @@ def element(
     scaled = scaled_product(program, Bound(x, (0, 1)), frame.take("scale"))
     gradient = program.argument(Bound(dp, (0, 1)), "dp")
     vectors = [program.argument(Bound(r, (frame.q_axis,)), r.name_hint or "row") for r in rows]
-    q, kv = index[2], index[3]
-    counted = program.add(arith.CmpiOp(q, program.index(Bound(frame.sq), "sq"), "slt"), "counted")
-    in_range = program.add(arith.CmpiOp(kv, program.index(Bound(frame.skv), "skv"), "slt"), "counted")
-    program.counted = program.add(arith.AndIOp(counted, in_range), "counted")
     end = program.inline(op.element.block, [scaled, gradient, *index, *vectors])
     p, dx = end.operands
     return program.where_visible(p), program.where_visible(dx)

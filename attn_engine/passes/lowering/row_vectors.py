@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, spread
-from attn_engine.passes.lowering.gradients import flush, target_of
+from attn_engine.passes.lowering.gradients import counted, flush, target_of
 from attn_engine.passes.lowering.kernel import Kernel
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Program
@@ -97,8 +97,6 @@ class RowVectors:
         frame = self.frame
         program = frame.program()
         index = frame.place(program, self.q_index, None)
-        limit = program.index(Bound(frame.sq), "sq")
-        program.counted = program.add(arith.CmpiOp(index[2], limit, "slt"), "counted")
         rows = [program.argument(Bound(r, (0,)), r.name_hint or "r") for r in [*self.inputs, *self.finals]]
         end = program.inline(self.op.rows.block, [*index, *rows])
         found = frame.run(program, scope, list(end.operands))
@@ -106,7 +104,7 @@ class RowVectors:
             tensor = spread(scope, value, (self.m,))
             scope.add(tile.StoreOp(tensor, self.kernel.take(vector), [frame.b, frame.h, self.q0], [2], {0: frame.sq}))
         for contribution in program.contributions:
-            (value,) = frame.run(program, scope, [contribution.value])
+            (value,) = frame.run(program, scope, [counted(program, contribution.value, index[2], frame.sq)])
             flush(frame, scope, target_of(frame, scope, program, contribution), value, frame.shape)
 
 
