@@ -15,6 +15,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
+from attn_engine.dialects.attn import ReduceKind, RowReduceOp
 from attn_engine.ir.expression import GROUP, ONE, ONE_PRODUCT, ZERO, Atom, Key, Product, Sum, indicator_condition
 from attn_engine.ir.value_range import atom_range
 
@@ -24,6 +25,8 @@ LN2 = math.log(2.0)
 ABS = math_dialect.AbsFOp.create(operands=[], result_types=[f32])
 LOG = math_dialect.LogOp.create(operands=[], result_types=[f32])
 SELECT = arith.SelectOp.create(operands=[], result_types=[f32])
+# What may stand in the exponent of a row factor: in a live row it is finite, or the row is out of range anyway.
+CLAMPS = ("arith.maximumf", "arith.maxnumf", "arith.minimumf", "arith.minnumf")
 
 
 def constant(x: float) -> Sum:
@@ -242,7 +245,8 @@ class Algebra:
         """Whether a condition on keys may be taken apart from the row factors of a value."""
         product, _ = self.as_product(value)
         rows = [a for a, _ in product.factors if a.states and not a.on_kv]
-        return not condition.on_kv or all(atom_range(a).positive for a in rows)
+        moved = [a for term, _ in product.exponent.terms for a, _ in term.factors if a.states and not a.on_kv]
+        return not condition.on_kv or (all(atom_range(a).positive for a in rows) and all(_bounding(a) for a in moved))
 
     def absolute(self, value: Sum) -> Sum:
         """|value|: absolute values of the factors."""
@@ -301,6 +305,14 @@ class Algebra:
                 if len(result.terms) > MAX_TERMS:
                     return make_sum([(product, coefficient)])
         return result
+
+
+def _bounding(atom: Atom) -> bool:
+    """A maximum or minimum of the row, or a clamp."""
+    operation = atom.operation
+    if isinstance(operation, RowReduceOp):
+        return operation.kind.data in (ReduceKind.MAX, ReduceKind.MIN)
+    return atom.name in CLAMPS
 
 
 def _expandable(atom: Atom, power: Fraction) -> bool:

@@ -92,8 +92,9 @@ def separate(algebra: Algebra, value: Sum, running: frozenset[int]) -> Separatio
     if (moving.terms or exponent.states) and any(a.on_kv and _grows(a) for a, _ in element_factors):
         return Refusal("an exponential hides in a sum or function beside a running row exponent", moving)
     if not exponent.on_kv or not moving.terms:
-        if not moving.terms and exponent.terms and not exponent.on_kv and exponent.states:
-            moving, exponent = exponent, ZERO
+        if not exponent.on_kv and product.exponent.states:
+            # Together: exp(a - b) may be in range where exp(a) is not.
+            moving, exponent = product.exponent, ZERO
         whole = as_sum(Product(element_factors, exponent), number)
         return _checked(Separation(whole, algebra.mul(row, algebra.exp(moving))), running)
     return _stabilised(algebra, Product(element_factors, exponent), number, row, moving, running)
@@ -157,7 +158,7 @@ def _bounded(separation: Separation, rest: Sum) -> bool:
     monotone = all(s.monotone for s in separation.stabilisers)
     plain = all(isinstance(s.atom.operation, RowReduceOp) for s in separation.stabilisers)
     if separation.tight:
-        return monotone or plain
+        return (monotone or plain) and not (rest.terms and separation.residue.terms)
     return monotone and not rest.terms and _upper_bound(separation.residue) < 700
 
 
