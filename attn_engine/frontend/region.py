@@ -198,7 +198,8 @@ class RegionTrace:
         symbols = [self.index(tensor, index) for index in indices]
         if len(symbols) != tensor.ndim:
             name = self.tracer.name_of(tensor)
-            missing = ", ".join([*["..."] * len(symbols), *["i"] * (tensor.ndim - len(symbols))])
+            given = [_spelled(symbol) for symbol in symbols[: tensor.ndim]]
+            missing = ", ".join([*given, *["i", "j", "k"][: tensor.ndim - len(given)]])
             refuse(
                 CaptureIndexError,
                 f"tensor '{name}' has {tensor.ndim} dimensions and is indexed in {len(symbols)} of them",
@@ -279,6 +280,14 @@ def constant_op(number: bool | int | float, type_: Attribute) -> arith.ConstantO
             "traced integers are i64; write a float if a float is meant",
         )
     return arith.ConstantOp(IntegerAttr(int(number), i1 if type_ == i1 else i64))
+
+
+def _spelled(index: Symbol) -> str:
+    """An index as the user may have written it."""
+    owner = index.value.owner
+    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
+        return str(owner.value.value.data)
+    return index.value.name_hint or "index"
 
 
 def _is_float(type_: Attribute) -> bool:
