@@ -16,8 +16,8 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from attn_engine.dialects import attn
 from attn_engine.ir.intervals import INDEX, INT64, IntRange
 from attn_engine.passes.attn_simplify import simplify
-from attn_engine.passes.simplify_algebra import predicate_of
 from attn_engine.passes.simplify_constants import constant, constant_of
+from attn_engine.passes.simplify_rule import predicate_of
 
 BINARY: dict[type[Operation], Callable[[IntRange, IntRange], IntRange | None]] = {
     arith.AddiOp: IntRange.__add__,
@@ -57,7 +57,9 @@ class Narrower:
         if (number := constant_of(op.results[0])) is not None:
             return IntRange.of(int(number))
         args = [self.ranges.get(value, INT64) for value in op.operands]
-        if type(op) in BINARY:
+        if isinstance(op, arith.SubiOp) and (divisor := _modulus(op)) is not None:
+            found = IntRange.of(0, divisor + 1 if divisor < 0 else divisor - 1)
+        elif type(op) in BINARY:
             found = BINARY[type(op)](*args)
         elif isinstance(op, math.AbsIOp):
             found = abs(args[0])
@@ -119,6 +121,17 @@ class Narrower:
             Rewriter.insert_op(wide, InsertPoint.before(op))
             result.replace_all_uses_with(wide.result)
         Rewriter.erase_op(op)
+
+
+def _modulus(op: arith.SubiOp) -> int | None:
+    """The constant n in x - floor(x / n) * n, which is Python's x % n."""
+    product = op.rhs.owner
+    if not isinstance(product, arith.MuliOp) or not isinstance(product.lhs.owner, arith.FloorDivSIOp):
+        return None
+    quotient = product.lhs.owner
+    number = constant_of(product.rhs)
+    same = quotient.lhs is op.lhs and constant_of(quotient.rhs) == number
+    return int(number) if same and number else None
 
 
 def _extended(op: Operation) -> IntRange | None:

@@ -31,8 +31,8 @@ from attn_engine.ir.affine import (
     floor_div,
     negated,
 )
-from attn_engine.passes.simplify_algebra import predicate_of
 from attn_engine.passes.simplify_constants import constant_of
+from attn_engine.passes.simplify_rule import predicate_of
 
 QUERY, KEY = Position("q"), Position("kv")
 I1 = IntegerType(1)

@@ -331,6 +331,52 @@ def test_an_unknown_part_leaves_the_full_range_under_or():
     assert checked.ranges("blocks", 2, 4, 0, 0).tolist() == [[[0, 0, 3, 8]]]
 
 
+def test_a_choice_that_is_not_understood_has_no_bounds():
+    """The unknown condition looks at a key's table entry inside a floor division."""
+    code = (
+        UNKNOWN
+        + "%two = arith.constant 2 : i64\n%nine = arith.constant 9 : i64\n%x = arith.select %u, %nine, %z : i64\n"
+        "%half = arith.floordivsi %x, %two : i64\n%m = arith.cmpi sge, %half, %kv : i64"
+    )
+    checked = Checked(code, 12, 12, [0, 0], [i % 3 for i in range(12)])
+    for side, b in SIDES:
+        assert list(checked.check(side, 4, b, 0))
+
+
+def test_more_islands_than_ranges_are_joined_without_new_full_keys():
+    lines, parts = [], []
+    for i in range(6):
+        lines += [f"%l{i} = arith.constant {4 * i} : i64", f"%h{i} = arith.constant {4 * i + 2} : i64"]
+        lines += [f"%a{i} = arith.cmpi sge, %kv, %l{i} : i64", f"%b{i} = arith.cmpi slt, %kv, %h{i} : i64"]
+        lines += [f"%i{i} = arith.andi %a{i}, %b{i} : i1"]
+        parts.append(f"%i{i}")
+    total = parts[0]
+    for i, part in enumerate(parts[1:]):
+        lines.append(f"%o{i} = arith.ori {total}, {part} : i1")
+        total = f"%o{i}"
+    checked = Checked("\n".join([*lines, f"%m = arith.ori {total}, {total} : i1"]), 8, 24, [0, 0], [0])
+    (found,) = checked.ranges("blocks", 0, 8, 0, 0)
+    assert len(found) == 4
+    for side, b in SIDES:
+        assert list(checked.check(side, 4, b, 0))
+    # Every range claims the two full keys of one island.
+    assert [fhi - flo for _, flo, fhi, _ in found] == [2, 2, 2, 2]
+
+
+def test_a_bound_on_queries_is_no_bound_on_the_others():
+    """Queries below the length are causal, the rest see everything: no key is full by causality alone."""
+    length = "%l = attn.load %lens[%b] : tensor<?xi64> -> i64\n%late = arith.cmpi sge, %q, %l : i64\n"
+    for code in (
+        CAUSAL + length + "%m = arith.ori %causal, %late : i1",
+        CAUSAL + length + "%m = arith.andi %causal, %late : i1",
+    ):
+        checked = Checked(code, 16, 16, [6, 13], [0])
+        for side, b in SIDES:
+            for where, window, some, every in checked.check(side, 4, b, 0):
+                np.testing.assert_array_equal(some, window.any(0), err_msg=where)
+                np.testing.assert_array_equal(every, window.all(0), err_msg=where)
+
+
 def test_the_code_of_a_causal_mask_is_short():
     _, op = analysed(EXACT["causal"])
     assert len(list(op.blocks.block.ops)) <= 6

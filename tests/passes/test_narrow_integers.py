@@ -138,3 +138,21 @@ def test_narrowed_code_gives_the_same(block):
 def test_an_unknown_integer_stays_wide_and_a_bounded_one_does_not():
     assert not INT64.fits(32) and IntRange(0, LARGEST).fits(32)
     assert INT64.minimum(IntRange.of(5)).maximum(IntRange.of(0)) == IntRange(0, 5)
+
+
+@pytest.mark.parametrize("divisor", [3, -4])
+def test_a_modulus_of_positions_is_narrow(divisor):
+    block = Block(arg_types=[i64, i64])
+    number = constant(divisor, i64)
+    difference = arith.SubiOp(block.args[0], block.args[1])
+    quotient = arith.FloorDivSIOp(difference, number)
+    product = arith.MuliOp(quotient, number)
+    remainder = arith.SubiOp(difference, product)
+    squared = arith.MuliOp(remainder, remainder)
+    block.add_ops([number, difference, quotient, product, remainder, squared, attn.YieldOp(squared)])
+    narrowed = Region(block).clone().block
+    Narrower(narrowed).apply()
+    wide = [op for op in narrowed.ops if isinstance(op, arith.MuliOp | arith.SubiOp) and op.result.type == i64]
+    assert not wide
+    for q, kv in [(0, 0), (5, 1), (1, 5), (LARGEST, 0), (0, LARGEST)]:
+        assert run(narrowed, [q, kv]) == [((q - kv) % divisor) ** 2]
