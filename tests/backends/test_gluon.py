@@ -100,6 +100,79 @@ def test_a_score_function_is_a_map():
     assert len(compiled.loops()[0]) > len(plain.loops()[0]) + 64
 
 
+def test_captures_are_read_where_they_are_used():
+    """A slope per head (a scalar), a bias per column (a load) and documents (gathers), by names through the roles."""
+    globals_ = "!tile.global<1 x f32>", "!tile.global<2 x f32>", "!tile.global<2 x i32>"
+    parameters = "%slopes: {}, %bias: {}, %doc: {}".format(*globals_)
+    inner = parameters.replace(":", "_:")
+    code = """%rw = tile.range %row0 : tensor<64xi32>
+          %jn = arith.muli %j, %c128 : i32
+          %nj = arith.subi %n0, %jn : i32
+          %cl = tile.range %nj : tensor<128xi32>
+          %slope = tile.gather %slopes_[%h : i32] : !tile.global<1 x f32> -> f32
+          %vector = tile.load %bias_[%h, %nj] dims [1] bounded [0] limits(%skv_) : !tile.global<2 x f32> -> tensor<128xf32>
+          %s = tile.map (%raw, %rw, %cl, %slope, %vector, %doc_, %b, %sq_) axes [[0, 1], [0], [1], [], [1], [], [], []] : (tensor<64x128xf32>, tensor<64xi32>, tensor<128xi32>, f32, tensor<128xf32>, !tile.global<2 x i32>, i32, i32) -> tensor<64x128xf32> {
+          ^bb1(%x: f32, %row: i32, %col: i32, %sl: f32, %bi: f32, %ids: !tile.global<2 x i32>, %bb: i32, %lim: i32):
+            %ok = arith.cmpi slt, %row, %lim : i32
+            %id = tile.gather %ids[%bb, %row : i32, i32] if %ok : !tile.global<2 x i32> -> i32
+            %same = arith.cmpi eq, %id, %bb : i32
+            %f = arith.sitofp %col : i32 to f32
+            %xs = arith.mulf %f, %sl : f32
+            %xb = arith.addf %xs, %bi : f32
+            %y = arith.select %same, %x, %xb : f32
+            tile.yield %y : f32
+          }
+          """
+    text = FORWARD.split("\ntile.plan @forward_causal")[0]
+    text = text.replace("%scale: f32) attributes", f"%scale: f32, {parameters}) attributes")
+    text = text.replace("tile.roles (%qd", "tile.roles (%slopes, %bias, %doc, %qd")
+    text = text.replace(
+        " : (!tile.descriptor<1x1x64x128xf16>, !tile.desc",
+        f" : ({', '.join(globals_)}, !tile.descriptor<1x1x64x128xf16>, !tile.desc",
+    )
+    text = text.replace("^bb0(%wg: i32, ", f"^bb0(%wg: i32, {inner}, ")
+    text = text.replace("%s = tile.wait 1, %sp", "%raw = tile.wait 1, %sp").replace(
+        "%bm = tile.reduce", code + "%bm = tile.reduce"
+    )
+    compiled = assembly(text, "causal")
+    assert compiled.products == 64 and compiled.warnings == ()
+    # the producer reads none of them
+    producer = emit(parse(text)).split("def causal_role_1(")[1].split(")")[0]
+    assert "slopes" not in producer and "bias" not in producer and "doc" not in producer
+
+
+def test_kernels_without_roles():
+    """A preprocessing kernel: loads, a map, a reduction and stores, in layouts of their own."""
+    text = """tile.kernel @delta(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f16>, %d: !tile.global<1 x f32>, %n: i32) attributes {num_warps = 4 : i64} {
+      %c0 = arith.constant 0 : i32
+      %c64 = arith.constant 64 : i32
+      %p = tile.program_id 0
+      %m = arith.muli %p, %c64 : i32
+      %a = tile.load %x[%m, %c0] dims [0, 1] bounded [0] limits(%n) : !tile.global<2 x f16> -> tensor<64x128xf16>
+      %b = tile.load %y[%m, %c0] dims [0, 1] bounded [0] limits(%n) : !tile.global<2 x f16> -> tensor<64x128xf16>
+      %full = arith.cmpi slt, %m, %n : i32
+      %zero = arith.constant dense<0.0> : tensor<64x128xf32>
+      %t = scf.if %full -> (tensor<64x128xf32>) {
+        %u = tile.map (%a, %b) axes [[0, 1], [0, 1]] : (tensor<64x128xf16>, tensor<64x128xf16>) -> tensor<64x128xf32> {
+        ^bb0(%e: f16, %f: f16):
+          %g = arith.extf %e : f16 to f32
+          %h = arith.extf %f : f16 to f32
+          %r = arith.mulf %g, %h : f32
+          tile.yield %r : f32
+        }
+        scf.yield %u : tensor<64x128xf32>
+      } else {
+        scf.yield %zero : tensor<64x128xf32>
+      }
+      %s = tile.reduce sum %t, 1 : tensor<64x128xf32> -> tensor<64xf32>
+      tile.store %s, %d[%m] dims [0] bounded [0] limits(%n) : tensor<64xf32>, !tile.global<1 x f32>
+      tile.end
+    }"""
+    compiled = assembly(text, "delta")
+    assert compiled.products == 0 and compiled.spilled_bytes == 0
+    assert "ld.global" in compiled.ptx and "st.global" in compiled.ptx
+
+
 def test_every_op_compiles():
     compiled = assembly(EVERY_OP, "async")
     assert compiled.products == 12  # three products of 64 x 64 x 64

@@ -73,12 +73,12 @@ def _write(printer: FunctionPrinter, op: memory.WriteOp) -> None:
 
 
 def _cell_read(printer: FunctionPrinter, op: memory.CellReadOp) -> None:
-    layout = printer.layout(Blocked(1, printer.warps))
+    layout = printer.layout(Blocked((1,), printer.warps))
     printer.assign(op, f"gl.max({printer.text(op.cells)}.index({printer.text(op.index)}).load({layout}), 0)")
 
 
 def _cell_write(printer: FunctionPrinter, op: memory.CellWriteOp) -> None:
-    layout = printer.layout(Blocked(1, printer.warps))
+    layout = printer.layout(Blocked((1,), printer.warps))
     value = f"gl.full([1], {printer.text(op.value)}, {types.dtype(op.value.type)}, {layout})"
     printer.writer.line(f"{printer.text(op.cells)}.index({printer.text(op.index)}).store({value})")
 

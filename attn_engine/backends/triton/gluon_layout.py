@@ -59,7 +59,7 @@ class LayoutTable:
         if any(_BACKWARD[type(op)](self, op) for op in self._ops if type(op) in _BACKWARD):
             return True
         rest = [value for value in self._tiles if value not in self.of]
-        return bool(rest) and self.put(rest[0], Blocked(len(tile.shape_of(rest[0])), self.warps))
+        return bool(rest) and self.put(rest[0], Blocked(tile.shape_of(rest[0]), self.warps))
 
 
 def _walk(block: Block) -> Iterator[Operation]:

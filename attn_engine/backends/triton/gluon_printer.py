@@ -92,7 +92,7 @@ class FunctionPrinter:
 
     def layout_of(self, value: SSAValue) -> Layout:
         found = self.layouts.known(value)
-        return found if found is not None else Blocked(len(tile.shape_of(value)), self.warps)
+        return found if found is not None else Blocked(tile.shape_of(value), self.warps)
 
     def tile(self, value: SSAValue, wanted: Layout | None = None) -> str:
         """A tile in the layout that a use wants; constants and ranges are made in it, others are converted."""

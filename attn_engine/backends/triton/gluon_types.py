@@ -56,6 +56,9 @@ def signature(type_: Attribute) -> str:
     return types.signature(type_)
 
 
+_WARP = 32
+_VECTOR = 4
+
 # --- layouts of tiles in registers -------------------------------------------------------------
 
 
@@ -102,15 +105,23 @@ class Own:
 
 @dataclass(frozen=True)
 class Blocked:
-    """One element a thread, along the last axis."""
+    """Up to four neighbours along the last axis a thread, a warp along that axis as far as it goes."""
 
-    rank: int
+    shape: tuple[int, ...]
     warps: int
+
+    def text(self) -> str:
+        *outer, last = self.shape
+        ones = [1] * len(outer)
+        size = max(1, min(_VECTOR, last // _WARP))
+        across = min(_WARP, last // size)
+        threads = [*ones[:-1], _WARP // across, across] if outer else [_WARP]
+        warps = [*ones[:-1], self.warps, 1] if outer else [self.warps]
+        return f"gl.BlockedLayout({[*ones, size]}, {threads}, {warps}, {list(reversed(range(len(self.shape))))})"
 
 
 Layout = Mma | Operand | Slice | Own | Blocked
 
-_WARP = 32
 _INSTRUCTION_K_BITS = 256
 _REGISTER_BITS = 32
 
@@ -145,6 +156,4 @@ def layout_text(layout: Layout, names: Names) -> str:
         case Own():
             return f"{names.of(layout.value)}.type.layout"
         case Blocked():
-            ones = [1] * (layout.rank - 1)
-            order = list(reversed(range(layout.rank)))
-            return f"gl.BlockedLayout({[*ones, 1]}, {[*ones, _WARP]}, {[layout.warps, *ones]}, {order})"
+            return layout.text()
