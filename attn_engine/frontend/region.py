@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -92,7 +93,8 @@ class RegionTrace:
                 "write it with operators, torch.where and elementwise functions such as exp, log, tanh, clamp, maximum",
             )
         try:
-            return function(self, *args, **kwargs)
+            with untraced():
+                return function(self, *args, **kwargs)
         except TypeError as error:
             refuse(
                 OperandError, f"'{name}' cannot be called like this: {error}", "give it the arguments that torch takes"
@@ -177,6 +179,10 @@ class RegionTrace:
     # Captures
     def read_whole(self, tensor: torch.Tensor) -> Symbol:
         """A tensor of one element as a number."""
+        with untraced():
+            return self._read_whole(tensor)
+
+    def _read_whole(self, tensor: torch.Tensor) -> Symbol:
         known = self.tracer.known_number(tensor)
         if known is not None:
             return self.symbol(known)
@@ -244,6 +250,11 @@ class RegionTrace:
                 op.detach()
                 op.erase()
         self.active = False
+
+
+def untraced() -> AbstractContextManager[object]:
+    """Torch calls of our own, which tell nothing about the user's function."""
+    return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateUsage]
 
 
 def as_number(operand: object) -> bool | int | float | None:

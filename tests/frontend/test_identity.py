@@ -216,6 +216,10 @@ def test_online_functions_have_keys():
     assert key(row=changed) not in (None, key(row=Shifted("-inf")))
 
 
+def constant(value):
+    return lambda b, h, q_idx, kv_idx: value
+
+
 def with_default(table):
     return lambda s, b, h, q, kv, t=table: s * t[h] + t[0]
 
@@ -244,6 +248,9 @@ def _check_rebind(make, count: int) -> None:
         (lambda: Definition(score_mod=Learned(torch.rand(4))), 1),
         (lambda: Definition(score_mod=twice(helper)), 1),
         (lambda: Definition(score_mod=with_default(torch.rand(4))), 1),
+        (lambda: Definition(score_mod=scaled(torch.rand(()))), 1),
+        (lambda: Definition(score_mod=scaled(torch.rand(()).bfloat16()), row=Shifted("-inf")), 1),
+        (lambda: Definition(mask_mod=constant(torch.tensor(True))), 1),
         (lambda: Definition(), 0),
     ],
 )
@@ -278,6 +285,9 @@ def test_what_depends_on_values_or_is_computed_inside_is_traced_again():
     computed = Definition(score_mod=lambda s, b, h, q, kv: s * slopes.exp()[h])
     by_value = Definition(score_mod=lambda s, b, h, q, kv: s * float(slopes[0]))
     by_size = Definition(score_mod=lambda s, b, h, q, kv: s * slopes.shape[0])
+    by_one = torch.rand(1)
+    by_count = Definition(score_mod=lambda s, b, h, q, kv: s * by_one)
+    assert rebind(by_count, trace(by_count)) is None
     by_dtype = Definition(score_mod=lambda s, b, h, q, kv: s * slopes[h] if slopes.ndim == 1 else s)
     for definition in (computed, by_value, by_size):
         assert rebind(definition, trace(definition)) is None
