@@ -38,7 +38,10 @@ def region_ops(traced: Traced, name: str) -> list[str]:
     ops = lines[start + 2 : end + 1]
     numbers: dict[str, str] = {}
     return [
-        re.sub(r"%([A-Za-z]\w*?)(_\d+)?\b|%(\d+)", lambda m: _name(m, numbers), op).replace(" : i64", "").replace(", f32", "").replace(" : f32", "")
+        re.sub(r"%([A-Za-z]\w*?)(_\d+)?\b|%(\d+)", lambda m: _name(m, numbers), op)
+        .replace(" : i64", "")
+        .replace(", f32", "")
+        .replace(" : f32", "")
         for op in ops
     ]
 
