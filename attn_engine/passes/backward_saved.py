@@ -43,31 +43,35 @@ def rows_read(graph: Graph, targets: Iterable[SSAValue]) -> set[SSAValue]:
 
 def choose_saved(graph: Graph, targets: Iterable[SSAValue], outputs: Sequence[SSAValue]) -> list[SSAValue]:
     """The fewest row vectors from which all of `targets` can be computed, the closest to them that there are."""
-    network: nx.DiGraph[object] = nx.DiGraph()
-    network.add_nodes_from((SOURCE, SINK))
-    read = rows_read(graph, targets)
-    seen, pending = set[SSAValue](), list(read)
-    for value in read:
-        network.add_edge(SINK, (value, "out"))
-    # Edges run from the reader to what it reads: the cut that networkx finds is the one next to its source.
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.type != f32:
-            network.add_edge((value, "out"), (value, "in"))
-        else:
-            network.add_edge((value, "out"), (value, "in"), capacity=OUTPUT_VECTOR if value in outputs else VECTOR)
-        if isinstance(value.owner, attn.RowReduceOp):
-            network.add_edge((value, "in"), SOURCE)
-            continue
-        for operand in _operands(value):
-            if _is_forward_row(graph, operand):
-                network.add_edge((value, "in"), (operand, "out"))
-                pending.append(operand)
+    read = sorted(rows_read(graph, targets), key=graph.order.__getitem__)
     if not read:
         return []
-    near: set[object] = nx.minimum_cut(network, SINK, SOURCE)[1][0]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    saved = [value for value in seen if (value, "out") in near and (value, "in") not in near]
+    network, values = _network(graph, read, outputs)
+    # Of several minimum cuts networkx gives the one next to the sink.
+    far: set[object] = nx.minimum_cut(network, SOURCE, SINK)[1][1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    saved = [value for value in values if (value, "in") not in far and (value, "out") in far]
     return sorted(saved, key=graph.order.__getitem__)
+
+
+def _network(
+    graph: Graph, read: Sequence[SSAValue], outputs: Sequence[SSAValue]
+) -> tuple[nx.DiGraph[object], list[SSAValue]]:
+    """Reductions flow to the values that are computed from them and on to those that are `read`."""
+    network: nx.DiGraph[object] = nx.DiGraph()
+    network.add_edges_from(((value, "out"), SINK) for value in read)
+    values: dict[SSAValue, None] = {}
+    pending = list(read)
+    while pending:
+        value = pending.pop()
+        if value in values:
+            continue
+        values[value] = None
+        cost = {"capacity": OUTPUT_VECTOR if value in outputs else VECTOR} if value.type == f32 else {}
+        network.add_edge((value, "in"), (value, "out"), **cost)
+        if isinstance(value.owner, attn.RowReduceOp):
+            network.add_edge(SOURCE, (value, "in"))
+            continue
+        earlier = [operand for operand in _operands(value) if _is_forward_row(graph, operand)]
+        network.add_edges_from(((operand, "out"), (value, "in")) for operand in earlier)
+        pending += earlier
+    return network, list(values)

@@ -10,7 +10,7 @@ import torch
 
 from attn_engine.dialects import attn
 from tests.support.attn_cases import MASKS, ROWS, SCORE_MODS, attention_module, captures_for, random_inputs
-from tests.support.gradients import check_gradients
+from tests.support.gradients import check_gradients, derive
 from tests.support.scalar_builder import At, Value, attention
 
 LN2 = math.log(2)
@@ -227,6 +227,35 @@ def entropy_free(s: Value, at: At) -> tuple[Value, Value]:
 
 def min_max_free(s: Value, at: At) -> Value:
     return (s - s.max() > -1.0).where(s.count() * 0.1, 0.25)
+
+
+def test_long_chains() -> None:
+    """The paths through twenty steps are a million; neither the code nor the time to derive it grows like that."""
+
+    def chain(y: Value) -> Value:
+        for _ in range(20):
+            y = y * 0.5 * y.tanh() + y.sin()
+        return y
+
+    for function in (lambda s, at: chain(s - s.sum() / s.count()), lambda s, at: s * chain(s.sum() * 0.125)):
+        _, backward = check_gradients(attention(function), inputs())
+        assert sum(1 for _ in backward.walk()) < 1000
+
+
+def test_saved_values_are_the_last_ones_that_serve() -> None:
+    """cosine: the norm is all that backward reads, not the sum of squares; the cut is next to the reader."""
+    forward, _ = derive(attention(lambda s, at: s / (s * s).sum().sqrt()), ["q"])
+    saved = forward.row.block.last_op.operands[1]  # type: ignore[union-attr]
+    assert saved.owner.name == "math.sqrt"  # type: ignore[union-attr]
+
+
+def test_deriving_is_deterministic() -> None:
+    texts = set[str]()
+    for _ in range(3):
+        module = attention(layer_norm)
+        derive(module, ["q", "k", "v"])
+        texts.add(str(module))
+    assert len(texts) == 1
 
 
 def test_ties() -> None:
