@@ -9,6 +9,7 @@ Scalar work is plain ``arith``/``math``; *all* elementwise work on tensors is `t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from xdsl.dialects.builtin import (
     I64,
@@ -342,7 +343,23 @@ class ProgramIdOp(IRDLOperation):
 # --- memory ------------------------------------------------------------------------------------
 
 
-def _check_access(op: LoadOp | StoreOp | AtomicAddOp, memory: SSAValue, value: Attribute) -> None:
+class Access(Protocol):
+    """The part of an op that says where in global memory: of loads, stores and copies, at every level."""
+
+    name: str
+
+    @property
+    def indices(self) -> Sequence[SSAValue]: ...
+    @property
+    def limits(self) -> Sequence[SSAValue]: ...
+    @property
+    def dims(self) -> DenseArrayBase: ...
+    @property
+    def bounded(self) -> DenseArrayBase: ...
+
+
+def check_access(op: Access, memory: SSAValue, value: Attribute) -> None:
+    """The indices, dims and limits of an access fit the memory and the tile."""
     assert isinstance(memory.type, GlobalType)
     rank, dims = memory.type.rank.data, op.dims.get_values()
     if len(op.indices) != rank:
@@ -404,7 +421,7 @@ class LoadOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser):
         source = parser.parse_unresolved_operand()
-        indices, dims, limits = _parse_access(parser)
+        indices, dims, limits = parse_access(parser)
         parser.parse_punctuation(":")
         memory = parser.resolve_operand(source, parser.parse_type())
         parser.parse_punctuation("->")
@@ -413,17 +430,19 @@ class LoadOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_operand(self.source)
-        _print_access(printer, self)
+        print_access(printer, self)
         printer.print_string(" : ")
         printer.print_attribute(self.source.type)
         printer.print_string(" -> ")
         printer.print_attribute(self.result.type)
 
     def verify_(self) -> None:
-        _check_access(self, self.source, self.result.type)
+        check_access(self, self.source, self.result.type)
 
 
-class _Write(IRDLOperation):
+class WriteAccess(IRDLOperation):
+    """What stores, atomic adds and copies to global memory have in common."""
+
     value = operand_def()
     target = operand_def(GlobalType)
     indices = var_operand_def()
@@ -450,7 +469,7 @@ class _Write(IRDLOperation):
         value = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
         target = parser.parse_unresolved_operand()
-        indices, dims, limits = _parse_access(parser)
+        indices, dims, limits = parse_access(parser)
         parser.parse_punctuation(":")
         tensor = parser.resolve_operand(value, parser.parse_type())
         parser.parse_punctuation(",")
@@ -461,7 +480,7 @@ class _Write(IRDLOperation):
         printer.print_operand(self.value)
         printer.print_string(", ")
         printer.print_operand(self.target)
-        _print_access(printer, self)
+        print_access(printer, self)
         printer.print_string(" : ")
         printer.print_attribute(self.value.type)
         printer.print_string(", ")
@@ -469,7 +488,7 @@ class _Write(IRDLOperation):
 
 
 @irdl_op_definition
-class StoreOp(_Write):
+class StoreOp(WriteAccess):
     """Writes a tile (or one element); indices, dims and limits as in `tile.load`, elements outside are not written."""
 
     name = "tile.store"
@@ -477,11 +496,11 @@ class StoreOp(_Write):
     traits = traits_def(MemoryWriteEffect())
 
     def verify_(self) -> None:
-        _check_access(self, self.target, self.value.type)
+        check_access(self, self.target, self.value.type)
 
 
 @irdl_op_definition
-class AtomicAddOp(_Write):
+class AtomicAddOp(WriteAccess):
     """Adds a tile (or one element) to global memory, each element atomically, in no particular order."""
 
     name = "tile.atomic_add"
@@ -489,12 +508,12 @@ class AtomicAddOp(_Write):
     traits = traits_def(MemoryWriteEffect(), MemoryReadEffect())
 
     def verify_(self) -> None:
-        _check_access(self, self.target, self.value.type)
+        check_access(self, self.target, self.value.type)
         if element_of(self.value) != f32 or element_of(self.target) != f32:
             raise VerifyException("atomic_add is on f32")
 
 
-def _parse_access(parser: Parser):
+def parse_access(parser: Parser):
     """`[%i, %j]`, or `[%i, %j : i64]` where indices and limits are i64; then dims, then limits."""
     with parser.in_square_brackets():
         unresolved = (
@@ -516,7 +535,8 @@ def _parse_access(parser: Parser):
     return indices, dims, limits
 
 
-def _print_access(printer: Printer, op: LoadOp | _Write) -> None:
+def print_access(printer: Printer, op: Access) -> None:
+    """Prints what `parse_access` reads."""
     with printer.in_square_brackets():
         printer.print_list(op.indices, printer.print_operand)
         if op.indices and op.indices[0].type != i32:

@@ -6,9 +6,10 @@ from xdsl.ir import Dialect
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import ASYNC_ATTRIBUTES, ASYNC_OPS
+from attn_engine.dialects.tile_buffer import BUFFER_ATTRIBUTES, BUFFER_OPS
 
 Tile = Dialect(
     "tile",
-    [*tile.Tile.operations, *ASYNC_OPS],
-    [*tile.Tile.attributes, *ASYNC_ATTRIBUTES],
+    [*tile.Tile.operations, *BUFFER_OPS, *ASYNC_OPS],
+    [*tile.Tile.attributes, *BUFFER_ATTRIBUTES, *ASYNC_ATTRIBUTES],
 )
