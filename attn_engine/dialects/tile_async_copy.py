@@ -47,13 +47,8 @@ class MakeBarriersOp(IRDLOperation):
             raise VerifyException(f"a phase needs at least one arrival, got {self.count.value.data}")
 
 
-class _BarrierOp(IRDLOperation):
-    barriers = operand_def(BarriersType)
-    index = operand_def(i32)
-
-
 @irdl_op_definition
-class BarrierExpectOp(_BarrierOp):
+class BarrierExpectOp(IRDLOperation):
     """One arrival that adds `bytes` to what the current phase waits for; the copies are issued after it.
 
     ```
@@ -62,6 +57,8 @@ class BarrierExpectOp(_BarrierOp):
     """
 
     name = "tile.barrier_expect"
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
     bytes = prop_def(IntegerAttr[I64])
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = "$barriers `[` $index `]` `,` $bytes attr-dict `:` type($barriers)"
@@ -85,7 +82,7 @@ class BarrierExpectOp(_BarrierOp):
 
 
 @irdl_op_definition
-class BarrierArriveOp(_BarrierOp):
+class BarrierArriveOp(IRDLOperation):
     """One arrival of this role, after all that it did before; with `if`, only where the condition holds.
 
     ```
@@ -94,6 +91,8 @@ class BarrierArriveOp(_BarrierOp):
     """
 
     name = "tile.barrier_arrive"
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
     condition = opt_operand_def(i1)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = "$barriers `[` $index `]` (`if` $condition^)? attr-dict `:` type($barriers)"
@@ -103,7 +102,7 @@ class BarrierArriveOp(_BarrierOp):
 
 
 @irdl_op_definition
-class BarrierWaitOp(_BarrierOp):
+class BarrierWaitOp(IRDLOperation):
     """Blocks this role until a phase of the given parity (0 or 1) is the last that has ended.
 
     Before the first phase ends, waiting for parity 1 passes at once: an empty slot needs no first arrival.
@@ -114,6 +113,8 @@ class BarrierWaitOp(_BarrierOp):
     """
 
     name = "tile.barrier_wait"
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
     parity = operand_def(i32)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = "$barriers `[` $index `]` `,` $parity attr-dict `:` type($barriers)"

@@ -22,7 +22,7 @@ from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.interpreters.scalar import exact_dtype, oracle_dtypes
 from attn_engine.interpreters.tile import Argument, Machine, find
 from attn_engine.interpreters.tile_async_rules import RULES, Result, Role, int32
-from attn_engine.interpreters.tile_async_state import Condition, Descriptor, Scheduler, Steps
+from attn_engine.interpreters.tile_async_state import AsyncProtocolError, Condition, Descriptor, Scheduler, Steps
 from attn_engine.interpreters.tile_memory import Owners
 
 
@@ -62,6 +62,8 @@ def steps(role: Role, block: Block) -> Generator[Callable[[], bool] | None, None
     """Runs a block as a coroutine; the operands of its terminator."""
     for op in block.ops:
         if op is block.last_op:
+            if isinstance(op, tile.EndOp) and role.unwaited_stores:
+                raise AsyncProtocolError("a role ends while its stores may still read shared memory")
             return role.get(op.operands)
         control, rule = _CONTROL.get(type(op)), RULES.get(type(op))
         if control is not None or rule is not None:

@@ -39,6 +39,7 @@ class Role(Machine):
         self.rings: list[state.Storage] = []
         self.products = scheduler.queue()
         self.stores = scheduler.queue()
+        self.unwaited_stores = 0
 
     def at(self, program: tuple[int, ...], number: int, owners: Any) -> Role:
         self.program, self.program_number, self.owners = program, number, owners
@@ -165,12 +166,14 @@ def _from_slot(role: Role, op: copies.AsyncStoreOp | copies.AsyncReduceAddOp) ->
             target.copy_(part)
 
     role.stores.append(land)
+    role.unwaited_stores += 1
     return []
 
 
 def _async_store_wait(role: Role, op: copies.AsyncStoreWaitOp) -> Result:
     while len(role.stores) > op.pending.value.data:
         role.stores.popleft()()
+    role.unwaited_stores = min(role.unwaited_stores, op.pending.value.data)
     return []
 
 
