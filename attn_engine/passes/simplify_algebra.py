@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, IntegerType
+from xdsl.ir import Attribute, Operation
 
 from attn_engine.dialects import attn
 from attn_engine.passes.simplify_constants import constant, constant_of
@@ -11,6 +12,8 @@ from attn_engine.passes.simplify_floats import FLOAT_RULES
 from attn_engine.passes.simplify_integers import INTEGER_RULES
 from attn_engine.passes.simplify_rule import Change, Rule
 
+# Not tensors, not `index`: rules make constants of the result's type.
+SCALARS: tuple[type[Attribute], ...] = (IntegerType, Float16Type, BFloat16Type, Float32Type, Float64Type)
 COMMUTATIVE = (
     arith.AddfOp,
     arith.AddiOp,
@@ -47,7 +50,9 @@ RULES: dict[type[Operation], Rule] = {**FLOAT_RULES, **INTEGER_RULES, attn.RowRe
 
 
 def rewrite(op: Operation) -> Change:
-    """The first rule that changes this operation, if any."""
+    """The change that some rule makes to this scalar operation, if any."""
+    if len(op.results) != 1 or not isinstance(op.results[0].type, SCALARS):
+        return None
     if (change := _constant_right(op)) is not None:
         return change
     rule = RULES.get(type(op))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math as pymath
 
 from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import f16
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.passes.simplify_constants import INF, constant, constant_of, is_constant
@@ -77,7 +78,7 @@ def _divf(op: Operation) -> Change:
     number = constant_of(b)
     if is_constant(b, 1.0):
         return a
-    if number is None or (inverse := _reciprocal(number)) is None:
+    if b.type == f16 or number is None or (inverse := _reciprocal(number)) is None:
         return None
     return [factor := constant(inverse, b.type), arith.MulfOp(a, factor)]
 

@@ -122,7 +122,7 @@ def _constants(block, draw):
 ENDS = [0, 1, 5, LARGEST - 1, LARGEST]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(blocks())
 def test_narrowed_code_gives_the_same(block):
     narrowed = Region(block).clone().block

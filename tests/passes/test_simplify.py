@@ -182,7 +182,7 @@ def as_inputs(draw):
 INPUTS = st.tuples(*[st.sampled_from(FLOATS)] * 2, *[st.sampled_from(INTS)] * 2, st.integers(0, 1)).map(as_inputs)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(programs(), st.lists(INPUTS, min_size=6, max_size=6))
 def test_every_bit_is_kept(module, inputs):
     simplified = module.clone()
@@ -261,3 +261,17 @@ def test_name_hints_survive():
         "%two = arith.constant 2.0 : f32\n%half_x = arith.divf %x, %two : f32\n%r = math.exp %half_x : f32"
     )
     assert any(line.startswith("%half_x = arith.mulf") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("%r = arith.subi %a, %a : index", "index"),
+        ("%c = arith.constant 3 : index\n%r = arith.subi %a, %c : index", "index"),
+        ("%r = arith.subi %a, %a : tensor<4xi32>", "tensor<4xi32>"),
+        ("%c = arith.constant 32768.0 : f16\n%r = arith.divf %a, %c : f16", "f16"),
+    ],
+)
+def test_other_types_stay_as_they_are(body, kind):
+    assert len(simplified(body, f"%a: {kind}", kind)) == len(body.splitlines())
+    assert "arith.mulf" not in "".join(simplified(body, f"%a: {kind}", kind))
