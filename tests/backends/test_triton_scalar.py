@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from attn_engine.backends.triton import types
+from attn_engine.backends.triton.emit import emit
 from attn_engine.backends.triton.emit_map import SCALAR_RULES
+from attn_engine.backends.triton.interpret import interpret
 from attn_engine.dialects import tile
 from attn_engine.interpreters.scalar import exact_dtype, run_region
 from attn_engine.passes.expand_functions import FLOAT_FUNCTIONS, INTEGER_FUNCTIONS
+from attn_engine.passes.tile_expand_math import TileExpandMathPass
+from attn_engine.universe import make_context
 from tests.backends.triton_support import map_kernel, parse, run
 
 torch.set_num_threads(1)
@@ -207,3 +211,13 @@ def test_select_and_constants():
 def test_every_rule_has_a_test():
     rules = {op.name for op in (*SCALAR_RULES, *types.SCALAR_OPS, *FLOAT_FUNCTIONS, *INTEGER_FUNCTIONS)}
     assert rules <= TESTED, sorted(rules - TESTED)
+
+
+def test_erf_for_targets_without_one():
+    module = parse(map_kernel(simple("math.erf", 1, "f32"), ["f32"], "f32", SIZE))
+    TileExpandMathPass().apply(make_context(), module)
+    source = emit(module)
+    assert "tl.erf" not in source
+    x, out = torch.linspace(-5, 5, SIZE), torch.empty(SIZE)
+    interpret(source)["plan"](x, out)
+    torch.testing.assert_close(out, torch.erf(x.double()).float(), rtol=3e-7, atol=0)
