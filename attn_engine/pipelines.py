@@ -5,7 +5,14 @@ from __future__ import annotations
 ATTN_ANALYSIS = ("attn-simplify", "attn-analyze-mask")
 """Traced attention, cleaned, with the key and query ranges of its mask."""
 
-ATTN_LOWERING = ("attn-derive-online", "attn-simplify", "attn-exp-to-exp2", "attn-narrow-integers", "attn-simplify")
+ATTN_LOWERING = (
+    "attn-derive-online",
+    "attn-simplify",
+    "attn-exp-to-exp2",
+    "attn-hoist-rows",
+    "attn-narrow-integers",
+    "attn-simplify",
+)
 """Row functions to loops; arithmetic in the form that kernels want."""
 
 TILE_CLEANUP = ("attn-simplify", "tile-hoist", "attn-simplify", "tile-verify-lowered")

@@ -36,6 +36,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
+    "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]
 }
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)

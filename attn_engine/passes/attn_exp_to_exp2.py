@@ -28,15 +28,22 @@ ELEMENTWISE = ("query_mod", "key_mod", "value_mod", "score_mod", "query_vjp", "k
 
 @dataclass
 class BaseTwo:
-    """Rewrites one region; `axes` says which values are per element and which are per row."""
+    """Rewrites one region; `axes` says which values are per element and which are per row.
+
+    `distribute` scales rows that elements subtract once per row. It needs a factor per row beside the row
+    value, which pays where a program keeps its rows (forward), not where rows stream past (backward).
+    """
 
     block: Block
     axes: Mapping[SSAValue, Axes]
+    distribute: bool
     factors: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue], init=False)
 
     def apply(self) -> None:
         exponentials = [op for op in self.block.ops if isinstance(op, math.ExpOp)]
-        rows = {row for op in exponentials if (row := self._subtracted_row(op)) is not None}
+        rows = (
+            {row for op in exponentials if (row := self._subtracted_row(op)) is not None} if self.distribute else set()
+        )
         for op in exponentials:
             self._replace(op, [math.Exp2Op(self._scaled(op, rows))])
         for op in list(self.block.ops):
@@ -130,7 +137,7 @@ def exp_to_exp2(op: AnyAttention) -> None:
     for name, index in _regions(op):
         region = getattr(op, name)
         block: Block = (region[index] if name in ("steps", "row_steps") else region).block
-        BaseTwo(block, axes_of(op, name, index)).apply()
+        BaseTwo(block, axes_of(op, name, index), distribute=name == "steps").apply()
     simplify(op)
 
 
@@ -138,7 +145,7 @@ def exp_to_exp2(op: AnyAttention) -> None:
 class AttnExpToExp2Pass(ModulePass):
     """Turns exp, log and 2 ** x of `attn.online` and `attn.backward` into exp2 and log2.
 
-    A per-row value that is subtracted from every element is scaled once per row.
+    In the steps of a forward, a per-row value that is subtracted from every element is scaled once per row.
 
     ```
     %x = arith.subf %s, %m : f32    ->   %c = arith.select %m_is_huge, %one, %log2e : f32   (per row)
