@@ -270,6 +270,48 @@ def test_gather(guard: str, rows: int):
     check(program(GATHER.replace("IF", guard) + STORE, XY), [x, y])
 
 
+GATHERED = {
+    "block": ("%e", "%a", 0, 8),
+    "block_with_tail": ("%e", "%a", 0, 5),
+    "columns_by_rows": ("%a", "%e", 0, 8),
+    "steps": ("%e2", "%a", 0, 8),
+    "repeats": ("%e", "%half", 0, 8),
+    "diagonal": ("%a", "%a", 0, 8),
+    "negative": ("%e", "%less", 0, 8),
+    "backwards": ("%e", "%back", 0, 8),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gather_of_blocks(name: str):
+    """Indices that make a block of the memory, and ones that do not."""
+    first, second, low, high = GATHERED[name]
+    body = f"""%n = tile.range %i4 : tensor<4xi32>
+      %m = tile.range %c0 : tensor<4xi32>
+      %r = tile.map (%x, %n, %m, %h) axes [[], [0], [1], []] : (!tile.global<4 x f32>, tensor<4xi32>, tensor<4xi32>, i32) -> tensor<4x4xf32> {{
+      ^bb0(%g: !tile.global<4 x f32>, %a: i32, %e: i32, %gh: i32):
+        %zero = arith.constant {low} : i32
+        %one = arith.constant 1 : i32
+        %two = arith.constant 2 : i32
+        %three = arith.constant 3 : i32
+        %top = arith.constant {high} : i32
+        %e2 = arith.muli %e, %two : i32
+        %half = arith.divsi %a, %two : i32
+        %less = arith.subi %a, %two : i32
+        %back = arith.subi %three, %a : i32
+        %p = arith.cmpi slt, {first}, %top : i32
+        %q = arith.cmpi slt, {second}, %top : i32
+        %s = arith.cmpi sge, {second}, %zero : i32
+        %pq = arith.andi %p, %q : i1
+        %ok = arith.andi %pq, %s : i1
+        %v = tile.gather %g[%one, %gh, {first}, {second} : i32, i32, i32, i32] if %ok : !tile.global<4 x f32> -> f32
+        tile.yield %v : f32
+      }}
+      {STORE}"""
+    x = torch.randn(2, 3, high, high)
+    check(program(body, XY), [x, xy()[1]])
+
+
 def test_gather_from_nothing():
     body = GATHER.replace("IF", "if %ok").replace("constant 6", "constant 0") + STORE
     check(program(body, XY), [torch.zeros(2, 3, 0, 4), xy()[1]])
