@@ -9,11 +9,11 @@ func.func @backward(%q: tensor<?x?x?x64xf32>, %k: tensor<?x?x?x64xf32>, %v: tens
   ^bb0(%b: i64, %h: i64, %qi: i64, %delta: f32, %l: f32):
     // CHECK: %[[C:.*]] = arith.constant 1.44269502 : f32
     // CHECK-NEXT: %[[SCALED:.*]] = arith.mulf %{{.*}}, %[[C]] : f32
-    // CHECK-NEXT: attn.yield %[[SCALED]], %{{.*}} : f32, f32
+    // CHECK-NEXT: attn.yield %{{.*}}, %[[SCALED]] : f32, f32
     attn.yield %l, %delta : f32, f32
   // CHECK: element {
   } element {
-  // CHECK-NEXT: ^bb0(%[[X:.*]]: f32, %[[DP:.*]]: f32, %{{.*}}: i64, %{{.*}}: i64, %{{.*}}: i64, %{{.*}}: i64, %[[R:.*]]: f32, %[[D:.*]]: f32):
+  // CHECK-NEXT: ^bb0(%[[X:.*]]: f32, %[[DP:.*]]: f32, %{{.*}}: i64, %{{.*}}: i64, %{{.*}}: i64, %{{.*}}: i64, %[[D:.*]]: f32, %[[R:.*]]: f32):
   ^bb0(%x: f32, %dp: f32, %b: i64, %h: i64, %qi: i64, %kv: i64, %l: f32, %delta: f32):
     %c = arith.constant 1.44269502 : f32
     // CHECK-NOT: arith.mulf %[[R]]
