@@ -22,7 +22,7 @@ def _preferences(forward: tuple[KernelSchedule, ...], dq: tuple[KernelSchedule, 
 
 
 # By the larger head dim, up to and including the key. Compiled ahead of time for causal softmax in bf16, sizes up to
-# 128 spill nothing (sm_80 forward at 128: 32 bytes).
+# 128 spill nothing (the sm_80 forward: 32 bytes at most).
 _SM_90: dict[int, Preferences] = {
     64: _preferences(
         _kernels((128, 128, 8, 3)), _kernels((128, 64, 8, 3), (64, 64, 4, 2)), _kernels((64, 128, 8, 3), (64, 64, 4, 2))

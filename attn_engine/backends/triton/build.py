@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -56,15 +57,27 @@ def plans_of(module: ModuleType) -> dict[str, Plan]:
     return {name: value for name, value in own.items() if value.__module__ == module.__name__}
 
 
+def _interpreted() -> bool:
+    """Triton's own switch (`TRITON_INTERPRET=1`): kernels run in its interpreter, on CPU tensors."""
+    knobs: Any = import_module("triton.knobs")
+    return bool(knobs.runtime.interpret)
+
+
 def build(source: str) -> Mapping[str, Plan]:
     """One callable per plan. A kernel is compiled at its first launch, for the device of its tensors."""
+    if _interpreted():
+        from attn_engine.backends.triton.interpret import interpret
+
+        return interpret(source)
     return plans_of(load(source))
 
 
 def check() -> Availability:
-    """Triton must be installed and see a GPU."""
+    """Triton must be installed, and see a GPU or interpret."""
     if find_spec("triton") is None:
         return Availability(False, "triton is not installed; pip install 'attn-engine[triton]'")
+    if _interpreted():
+        return Availability(True)
     import torch
     import triton
 

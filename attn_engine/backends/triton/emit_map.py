@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, i1
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, i1
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.hints import isa
 
@@ -46,15 +46,9 @@ def _compare_floats(printer: KernelPrinter, op: arith.CmpfOp) -> None:
 
 def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
     """A constant has its type and, in Triton, a shape; a bare Python number has neither."""
-    value = op.value
-    if isa(value, DenseIntOrFPElementsAttr):
-        number = tile.splat_of(value)
-        if number is None:
-            raise UnsupportedOpError("arith.constant of different elements", types.BACKEND_NAME)
-    else:
-        number = value
-    if not isinstance(number, IntegerAttr | FloatAttr):
-        raise UnsupportedOpError(f"arith.constant {value}", types.BACKEND_NAME)
+    number = tile.splat_of(op.value) if isa(op.value, DenseIntOrFPElementsAttr) else op.value
+    if number is None:
+        raise UnsupportedOpError("arith.constant of different elements", types.BACKEND_NAME)
     shape = shape_text(tile.shape_of(op.result))
     printer.assign(op, f"tl.full({shape}, {python_literal(number)}, {types.dtype(tile.element_of(op.result))})")
 
