@@ -13,25 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, IntegerType, ModuleOp, f32, i1
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
 
-from attn_engine.backends.code_writer import CodeWriter, Names, find_rule, python_literal
-from attn_engine.backends.cpu.ownership import last_use, owned
-from attn_engine.backends.cpu.types import (
-    FLOAT_COMPARISONS,
-    IN_PLACE,
-    INTEGER_COMPARISONS,
-    SPELLINGS,
-    Torch,
-    Wrapping,
-    bits_of,
-    dtype_of,
-)
+from attn_engine.backends.code_writer import CodeWriter, Names, find_rule
+from attn_engine.backends.cpu.emit_scalar import SCALAR_RULES
+from attn_engine.backends.cpu.printer import BACKEND, KernelPrinter, shape_text, tuple_of
+from attn_engine.backends.cpu.types import dtype_of
 from attn_engine.backends.plan_python import print_plan
 from attn_engine.dialects import tile
-
-BACKEND = "cpu"
 
 SUPPORT = (
     "at", "cast", "concat", "divsi", "dot", "extsi", "extui", "floordivsi", "full", "iota", "launch", "maxsi", "minsi",
@@ -60,178 +50,19 @@ def emit(module: ModuleOp) -> str:
 
 
 def _print_launch(writer: CodeWriter, kernel: str, grid: Sequence[str], arguments: Sequence[str]) -> None:
-    writer.line(f"launch({kernel}, ({', '.join(grid)}), {_tuple(arguments)})")
+    writer.line(f"launch({kernel}, ({', '.join(grid)}), {tuple_of(arguments)})")
 
 
 def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp, reserved: Sequence[str]) -> None:
     names = Names((*reserved, "programs"))
     arguments = ", ".join(["programs", *(names.of(a) for a in kernel.body.block.args)])
     with writer.block(f"def {kernel.sym_name.data}({arguments}):"):
-        printer = KernelPrinter(writer, names, kernel)
+        printer = KernelPrinter(writer, names, kernel, _RULES)
         printer.print_block(kernel.body.block)
         writer.line("return None")
 
 
 _MODULE_RULES: dict[type[Operation], Callable[..., None]] = {tile.KernelOp: _print_kernel}
-
-
-class KernelPrinter:
-    """Prints the ops of one kernel.
-
-    `axes` holds, for each value inside the current map, the axes of the result that it certainly has; a
-    value that is not there may be a Python number. `uniform` holds scalars that are Python numbers.
-    """
-
-    def __init__(self, writer: CodeWriter, names: Names, kernel: tile.KernelOp):
-        self.writer = writer
-        self.names = names
-        self.axes: dict[SSAValue, frozenset[int]] = {}
-        self.uniform: set[SSAValue] = {a for a in kernel.body.block.args if not isinstance(a.type, tile.GlobalType)}
-        written = [op for op in kernel.walk() if isinstance(op, tile.StoreOp | tile.AtomicAddOp | tile.ScatterAddOp)]
-        self.written = {op.target for op in written}
-
-    def print_block(self, block: Block) -> None:
-        """Prints a block without its terminator."""
-        for op in block.ops:
-            if op is not block.last_op:
-                find_rule(_RULES, op, BACKEND)(self, op)
-
-    def assign(self, op: Operation, expression: str) -> None:
-        self.writer.line(f"{self.names.of(op.results[0])} = {expression}")
-
-    def texts(self, values: Sequence[SSAValue]) -> list[str]:
-        return [self.names.of(value) for value in values]
-
-    def tuple(self, values: Sequence[SSAValue]) -> str:
-        return _tuple(self.texts(values))
-
-    def is_tensor(self, value: SSAValue) -> bool:
-        """Whether a value is a torch tensor whatever the batch."""
-        return bool(self.axes.get(value)) or bool(tile.shape_of(value))
-
-    def lends(self, value: SSAValue, op: Operation) -> bool:
-        """Whether the result of `op` may take the memory of an operand: it has all its axes, and is read no more."""
-        map_ = op.parent_op()
-        if isinstance(map_, tile.MapOp):
-            whole = len(self.axes.get(value, ())) == len(tile.shape_of(map_.outputs[0]))
-        else:
-            whole = bool(tile.shape_of(value))
-        return whole and last_use(value, op) and owned(value, self.uniform)
-
-    def tensor(self, value: SSAValue) -> str:
-        """The text of a value as a tensor."""
-        text = self.names.of(value)
-        return text if self.is_tensor(value) else f"tensor({text}, {dtype_of(tile.element_of(value))})"
-
-
-def _tuple(texts: Sequence[str]) -> str:
-    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
-
-
-def _shape(type_: Attribute) -> str:
-    return _tuple([str(size) for size in tile.shape_of(type_)])
-
-
-# --- scalar code -------------------------------------------------------------------------------
-
-
-def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
-    """A number is written where it is used; a splat tile is one number, expanded."""
-    if not isinstance(op.value, DenseIntOrFPElementsAttr):
-        text = python_literal(op.value)
-        printer.names.bind(op.result, f"({text})" if text.startswith("-") else text)
-        printer.uniform.add(op.result)
-        return
-    element = tile.element_of(op.result)
-    values = [_element_literal(value, element) for value in op.value.get_values()]
-    if len(set(values)) == 1:
-        printer.assign(op, f"full({values[0]}, {_shape(op.result.type)}, {dtype_of(element)})")
-    else:
-        printer.assign(
-            op, f"torch.tensor([{', '.join(values)}], dtype={dtype_of(element)}).view(1, 1, *{_shape(op.result.type)})"
-        )
-
-
-def _element_literal(value: object, element: Attribute) -> str:
-    if isinstance(element, IntegerType):
-        return python_literal(IntegerAttr(int(value), element))  # type: ignore[arg-type]
-    return python_literal(FloatAttr(float(value), element))  # type: ignore[arg-type]
-
-
-def _result(printer: KernelPrinter, op: Operation, expression: str) -> None:
-    """Assigns a scalar op's result and notes which axes it has."""
-    printer.assign(op, expression)
-    axes = frozenset[int]().union(*(printer.axes.get(o, frozenset()) for o in op.operands))
-    if axes:
-        printer.axes[op.results[0]] = axes
-    elif all(o in printer.uniform for o in op.operands):
-        printer.uniform.add(op.results[0])
-
-
-def _in_place(printer: KernelPrinter, op: Operation) -> bool:
-    """Prints an op into the memory of an operand that nobody reads any more, if there is one."""
-    text, type_ = IN_PLACE.get(type(op)), op.results[0].type
-    if text is None or type_ != f32 or not printer.is_tensor(op.operands[0]):
-        return False
-    for operand in op.operands:
-        if printer.lends(operand, op):
-            out = f"programs.own({printer.names.of(operand)})"
-            operands = [
-                printer.names.of(o) if printer.is_tensor(o) or o in printer.uniform else printer.tensor(o)
-                for o in op.operands
-            ]
-            if "maximum" in text or "minimum" in text:
-                operands = [printer.tensor(o) for o in op.operands]
-            _result(printer, op, text.format(*operands, out=out))
-            return True
-    return False
-
-
-def _scalar(printer: KernelPrinter, op: Operation) -> None:
-    if _in_place(printer, op):
-        return
-    spelling, type_ = SPELLINGS[type(op)], op.results[0].type
-    needs_tensors = isinstance(spelling, Torch)
-    operands = [printer.tensor(o) if needs_tensors else printer.names.of(o) for o in op.operands]
-    if isinstance(spelling, Wrapping):
-        text = (spelling.i1 if type_ == i1 else spelling.text).format(*operands)
-        certain = type_ == i1 or any(printer.is_tensor(o) for o in op.operands)
-        _result(printer, op, text if certain else f"wrap({text}, {bits_of(type_)})")
-        return
-    bits = bits_of(type_)
-    _result(printer, op, spelling.text.format(*operands, dtype=dtype_of(type_), bits=bits))
-    if needs_tensors:
-        printer.uniform.discard(op.results[0])
-
-
-def _cmpi(printer: KernelPrinter, op: arith.CmpiOp) -> None:
-    predicate = op.predicate.value.data
-    operands = printer.texts(op.operands)
-    if predicate >= len(INTEGER_COMPARISONS):
-        operands = [f"unsigned({text}, {bits_of(op.lhs.type)})" for text in operands]
-        predicate -= 4
-    _result(printer, op, INTEGER_COMPARISONS[predicate].format(*operands))
-
-
-def _cmpf(printer: KernelPrinter, op: arith.CmpfOp) -> None:
-    _result(printer, op, FLOAT_COMPARISONS[op.predicate.value.data].format(*printer.texts(op.operands)))
-
-
-def _select(printer: KernelPrinter, op: arith.SelectOp) -> None:
-    """One of the two values is a tensor, so that the result has its type."""
-    condition, then, otherwise = printer.texts(op.operands)
-    if not printer.is_tensor(op.rhs) and not all(o in printer.uniform for o in op.operands):
-        then = printer.tensor(op.lhs)
-    into = ""
-    if printer.is_tensor(op.cond) and op.result.type == f32 and printer.is_tensor(op.lhs) and printer.lends(op.lhs, op):
-        into = f", programs.own({then})"
-    _result(printer, op, f"select({condition}, {then}, {otherwise}{into})")
-
-
-def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
-    guard = printer.names.of(op.guard) if op.guard is not None else "True"
-    _result(printer, op, f"gather({printer.names.of(op.source)}, {printer.tuple(op.indices)}, {guard})")
-    printer.uniform.discard(op.result)
 
 
 def _program_id(printer: KernelPrinter, op: tile.ProgramIdOp) -> None:
@@ -315,20 +146,22 @@ def _side(printer: KernelPrinter, blocks: Sequence[Block], targets: Sequence[str
 def _access(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, shape: str) -> str:
     bounded = zip(tile.ints_of(op.bounded), printer.texts(op.limits), strict=True)
     limits = ", ".join(f"{axis}: {limit}" for axis, limit in bounded)
-    dims = _tuple([str(dim) for dim in tile.ints_of(op.dims)])
+    dims = tuple_of([str(dim) for dim in tile.ints_of(op.dims)])
     return f"{shape}, {printer.tuple(op.indices)}, {dims}, {{{limits}}}"
 
 
 def _load(printer: KernelPrinter, op: tile.LoadOp) -> None:
     fresh = ", fresh=True" if op.source in printer.written else ""
-    access = _access(printer, op, _shape(op.result.type))
+    access = _access(printer, op, shape_text(op.result.type))
     printer.assign(op, f"load(programs, {printer.names.of(op.source)}, {access}{fresh})")
 
 
 def _write(function: str) -> Callable[[KernelPrinter, tile.StoreOp | tile.AtomicAddOp], None]:
     def rule(printer: KernelPrinter, op: tile.StoreOp | tile.AtomicAddOp) -> None:
         value, target = printer.texts([op.value, op.target])
-        printer.writer.line(f"{function}(programs, {value}, {target}, {_access(printer, op, _shape(op.value.type))})")
+        printer.writer.line(
+            f"{function}(programs, {value}, {target}, {_access(printer, op, shape_text(op.value.type))})"
+        )
 
     return rule
 
@@ -339,8 +172,8 @@ def _scatter_add(printer: KernelPrinter, op: tile.ScatterAddOp) -> None:
     placed = [_placed(printer, o, axes, rank) for o, axes in zip(operands, tile.axes_of(op.axes), strict=True)]
     guard = placed.pop() if op.guard is not None else "True"
     value, target = printer.texts([op.value, op.target])
-    shape = _shape(op.value.type)
-    printer.writer.line(f"scatter_add(programs, {value}, {shape}, {target}, {_tuple(placed)}, {guard})")
+    shape = shape_text(op.value.type)
+    printer.writer.line(f"scatter_add(programs, {value}, {shape}, {target}, {tuple_of(placed)}, {guard})")
 
 
 # --- tensors -----------------------------------------------------------------------------------
@@ -376,7 +209,7 @@ def _map(printer: KernelPrinter, op: tile.MapOp) -> None:
         if len(printer.axes.get(value, ())) == rank:
             printer.names.bind(output, printer.names.of(value))
         else:
-            text = f"full({printer.names.of(value)}, {_shape(output.type)}, {dtype_of(tile.element_of(output))})"
+            text = f"full({printer.names.of(value)}, {shape_text(output.type)}, {dtype_of(tile.element_of(output))})"
             printer.writer.line(f"{printer.names.of(output)} = {text}")
 
 
@@ -438,11 +271,7 @@ def _concat(printer: KernelPrinter, op: tile.ConcatOp) -> None:
 
 
 _RULES: dict[type[Operation], Callable[..., None]] = {
-    **dict.fromkeys(SPELLINGS, _scalar),
-    arith.ConstantOp: _constant,
-    arith.CmpiOp: _cmpi,
-    arith.CmpfOp: _cmpf,
-    arith.SelectOp: _select,
+    **SCALAR_RULES,
     scf.ForOp: _for,
     scf.IfOp: _if,
     tile.ProgramIdOp: _program_id,
@@ -450,7 +279,6 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: _load,
     tile.StoreOp: _write("store"),
     tile.AtomicAddOp: _write("atomic_add"),
-    tile.GatherOp: _gather,
     tile.ScatterAddOp: _scatter_add,
     tile.MapOp: _map,
     tile.RangeOp: _range,
