@@ -251,7 +251,7 @@ def _dot(machine: Machine, op: tile.DotOp) -> Sequence[Tensor]:
     return [acc + a.to(acc.dtype) @ b.to(acc.dtype)]
 
 
-_REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
+REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
     tile.Reduction.SUM: lambda value, axis: value.sum(axis, dtype=value.dtype),
     tile.Reduction.MAX: torch.amax,
     tile.Reduction.MIN: torch.amin,
@@ -264,7 +264,7 @@ _SCAN: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
 
 
 def _reduce(machine: Machine, op: tile.ReduceOp) -> Sequence[Tensor]:
-    return [_REDUCE[op.kind.data](machine.values[op.value], op.axis.value.data)]
+    return [REDUCE[op.kind.data](machine.values[op.value], op.axis.value.data)]
 
 
 def _scan(machine: Machine, op: tile.ScanOp) -> Sequence[Tensor]:
