@@ -216,7 +216,12 @@ class AsyncStoreOp(_FromSlotOp):
 
 @irdl_op_definition
 class AsyncReduceAddOp(_FromSlotOp):
-    """Like `tile.async_store`, but adds the elements atomically to those in memory (f32)."""
+    """Like `tile.async_store`, but adds the elements atomically to those in memory (f32).
+
+    ```
+    tile.async_reduce_add %slot, %dqd[%b, %h, %m0, %c0] : !tile.buffer<64x64xf32, shared>, !tile.descriptor<1x1x64x64xf32>
+    ```
+    """
 
     name = "tile.async_reduce_add"
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
@@ -253,7 +258,14 @@ class AsyncStoreWaitOp(IRDLOperation):
 
 @irdl_op_definition
 class ProxyFenceOp(IRDLOperation):
-    """Orders this role's generic accesses of shared memory before asynchronous ones that follow."""
+    """Orders this role's generic accesses of shared memory before asynchronous ones that follow.
+
+    ```
+    tile.write %o, %slot : tensor<64x128xf16>, !tile.buffer<64x128xf16, shared>
+    tile.proxy_fence
+    tile.async_store %slot, %od[%b, %h, %m0, %c0] : ...
+    ```
+    """
 
     name = "tile.proxy_fence"
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())

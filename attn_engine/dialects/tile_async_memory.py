@@ -57,7 +57,12 @@ class DescribeOp(IRDLOperation):
 
 @irdl_op_definition
 class ProcessorCountOp(IRDLOperation):
-    """The number of multiprocessors of the device, the natural grid of a persistent kernel (plans only)."""
+    """The number of multiprocessors of the device, the natural grid of a persistent kernel (plans only).
+
+    ```
+    %processors = tile.processor_count
+    ```
+    """
 
     name = "tile.processor_count"
     result = result_def(i32)

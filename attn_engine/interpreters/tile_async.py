@@ -21,8 +21,9 @@ from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.interpreters.scalar import exact_dtype, oracle_dtypes
 from attn_engine.interpreters.tile import Argument, Machine, find
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError, Thread, merge
 from attn_engine.interpreters.tile_async_rules import RULES, Result, Role, int32
-from attn_engine.interpreters.tile_async_state import AsyncProtocolError, Condition, Descriptor, Scheduler, Steps
+from attn_engine.interpreters.tile_async_state import Condition, Descriptor, Scheduler, Steps
 from attn_engine.interpreters.tile_memory import Owners
 
 
@@ -87,7 +88,7 @@ def _launch(host: Host, op: tile.LaunchOp) -> Result:
     host.seed += 1
     owners = Owners()
     for number, program in enumerate(product(*map(range, host.ints(op.grid)))):
-        role = Role(host, scheduler, len(scheduler.queues)).at(program, number, owners)
+        role = Role(host, scheduler, Thread(scheduler.thread())).at(program, number, owners)
         role.bind(kernel.body.block, arguments)
         scheduler.add(f"program {number}", steps(role, kernel.body.block))
     scheduler.run()
@@ -136,7 +137,7 @@ def _roles(role: Role, op: RolesOp) -> Steps:
     for region, count, _, _ in op.roles:
         for instance in range(count):
             scheduler = role.scheduler
-            inner = Role(role, scheduler, len(scheduler.queues)).at(role.program, role.program_number, role.owners)
+            inner = Role(role, scheduler, role.work()).at(role.program, role.program_number, role.owners)
             inner.rings = role.rings
             inner.bind(region.block, [int32(instance), *captures])
             name = f"program {role.program_number} role {len(scheduler.queues) // 2}"
@@ -151,6 +152,7 @@ def _barrier_wait(role: Role, op: copies.BarrierWaitOp) -> Steps:
         f"tile.barrier_wait %{op.barriers.name_hint}[{int(role.values[op.index])}], {parity} (phase {barrier.phase})"
     )
     yield Condition(lambda: barrier.has_ended(parity), place)
+    merge(role.thread.clock, barrier.seen(parity))
     return []
 
 

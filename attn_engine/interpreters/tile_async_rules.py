@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -19,6 +20,7 @@ from attn_engine.dialects import tile_async_view as views
 from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.interpreters import tile_async_state as state
 from attn_engine.interpreters.tile import Machine
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError, Clock, Thread, merge
 from attn_engine.interpreters.tile_async_state import Barrier, Product, Scheduler, Slot
 from attn_engine.interpreters.tile_memory import poison
 
@@ -32,18 +34,28 @@ def int32(value: int) -> Tensor:
 class Role(Machine):
     """One instance of a role, or the part of a program before its roles."""
 
-    def __init__(self, host: Machine, scheduler: Scheduler, number: int):
+    def __init__(self, host: Machine, scheduler: Scheduler, thread: Thread):
         super().__init__(host.module, host.dtype_of)
         self.scheduler = scheduler
-        self.number = number
+        self.thread = thread
         self.rings: list[state.Storage] = []
         self.products = scheduler.queue()
         self.stores = scheduler.queue()
-        self.unwaited_stores = 0
+        self.unwaited_products: deque[Clock] = deque()
+        self.unwaited_stores: deque[Clock] = deque()
 
     def at(self, program: tuple[int, ...], number: int, owners: Any) -> Role:
         self.program, self.program_number, self.owners = program, number, owners
         return self
+
+    def work(self) -> Thread:
+        """A piece of work that starts now."""
+        return self.thread.start(self.scheduler.thread())
+
+    def finish(self, unwaited: deque[Clock], count: int) -> None:
+        """Has seen the end of all but the last `count` pieces of work."""
+        while len(unwaited) > count:
+            merge(self.thread.clock, unwaited.popleft())
 
     def any(self, value: SSAValue) -> Any:
         return self.values[value]
@@ -65,7 +77,7 @@ def _ring(role: Role, op: views.RingOp) -> Result:
 def _slot(role: Role, op: views.SlotOp) -> Result:
     ring, stage = role.any(op.ring), int(role.values[op.index])
     if not 0 <= stage < len(ring.data):
-        raise state.AsyncProtocolError(f"stage {stage} of a ring of {len(ring.data)}: {op}")
+        raise AsyncProtocolError(f"stage {stage} of a ring of {len(ring.data)}: {op}")
     return [Slot(ring.storage, stage, ring.data[stage])]
 
 
@@ -91,20 +103,21 @@ def _alias_slot(role: Role, op: views.AliasSlotOp) -> Result:
 
 
 def _read(role: Role, op: memory.ReadOp) -> Result:
-    return [role.any(op.source).read(role.number)]
+    return [role.any(op.source).read(role.thread, op)]
 
 
 def _write(role: Role, op: memory.WriteOp) -> Result:
-    role.any(op.target).write(role.number, role.values[op.value])
+    role.any(op.target).write(role.thread, op, role.values[op.value])
     return []
 
 
 def _cell_read(role: Role, op: memory.CellReadOp) -> Result:
-    return [role.any(op.cells).data[int(role.values[op.index])].clone()]
+    return [role.any(op.cells).cell(role.thread, op, int(role.values[op.index]), writes=False).clone()]
 
 
 def _cell_write(role: Role, op: memory.CellWriteOp) -> Result:
-    role.any(op.cells).data[int(role.values[op.index])] = role.values[op.value]
+    cell = role.any(op.cells).cell(role.thread, op, int(role.values[op.index]), writes=True)
+    cell.copy_(role.values[op.value])
     return []
 
 
@@ -124,13 +137,13 @@ def _make_barriers(role: Role, op: copies.MakeBarriersOp) -> Result:
 
 
 def _barrier_expect(role: Role, op: copies.BarrierExpectOp) -> Result:
-    role.barrier(op).arrive(op.bytes.value.data)
+    role.barrier(op).arrive(role.thread.release(), op.bytes.value.data)
     return []
 
 
 def _barrier_arrive(role: Role, op: copies.BarrierArriveOp) -> Result:
     if op.condition is None or bool(role.values[op.condition]):
-        role.barrier(op).arrive()
+        role.barrier(op).arrive(role.thread.release())
     return []
 
 
@@ -138,14 +151,15 @@ def _async_load(role: Role, op: copies.AsyncLoadOp) -> Result:
     """The slot is poison from the start of the copy to its end."""
     slot, barrier, descriptor = role.any(op.target), role.barrier(op), role.any(op.descriptor)
     window = descriptor.window(role.ints(op.coordinates))
-    slot.check(op, writes=True)
+    work = role.work()
+    slot.access(work, op, writes=True)
     slot.data.fill_(float("nan") if slot.data.is_floating_point() else -77)
 
     def land() -> None:
         block = slot.data.new_zeros(descriptor.block)
         block[window.tile] = window.of(descriptor.tensor).to(block.dtype)
         slot.data.copy_(block.reshape(slot.data.shape))
-        barrier.land(op.byte_size)
+        barrier.land(work.clock, op.byte_size)
 
     role.scheduler.copies.append(land)
     return []
@@ -154,7 +168,8 @@ def _async_load(role: Role, op: copies.AsyncLoadOp) -> Result:
 def _from_slot(role: Role, op: copies.AsyncStoreOp | copies.AsyncReduceAddOp) -> Result:
     slot, descriptor = role.any(op.source), role.any(op.descriptor)
     window = descriptor.window(role.ints(op.coordinates))
-    slot.check(op, writes=False)
+    work = role.work()
+    slot.access(work, op, writes=False)
 
     def land() -> None:
         part = slot.data.reshape(descriptor.block)[window.tile]
@@ -166,20 +181,20 @@ def _from_slot(role: Role, op: copies.AsyncStoreOp | copies.AsyncReduceAddOp) ->
             target.copy_(part)
 
     role.stores.append(land)
-    role.unwaited_stores += 1
+    role.unwaited_stores.append(work.clock)
     return []
 
 
 def _async_store_wait(role: Role, op: copies.AsyncStoreWaitOp) -> Result:
     while len(role.stores) > op.pending.value.data:
         role.stores.popleft()()
-    role.unwaited_stores = min(role.unwaited_stores, op.pending.value.data)
+    role.finish(role.unwaited_stores, op.pending.value.data)
     return []
 
 
 def _proxy_fence(role: Role, op: copies.ProxyFenceOp) -> Result:
     for ring in role.rings:
-        ring.fence(role.number)
+        ring.fence(role.thread.number)
     return []
 
 
@@ -190,9 +205,11 @@ def _async_dot(role: Role, op: products.AsyncDotOp) -> Result:
     """Registers are read now, slots and a pending accumulator at the end."""
     a, b = role.any(op.a), role.any(op.b)
     acc = role.any(op.acc) if op.acc is not None else None
+    work = role.work()
     for operand in (a, b):
         if isinstance(operand, Slot):
-            operand.check(op, writes=False)
+            operand.access(work, op, writes=False)
+    role.unwaited_products.append(work.clock)
     dtype = role.dtype_of(f32)
 
     def compute() -> Tensor:
@@ -209,6 +226,7 @@ def _async_dot(role: Role, op: products.AsyncDotOp) -> Result:
 def _wait(role: Role, op: products.WaitOp) -> Result:
     while len(role.products) > op.count.value.data:
         role.products.popleft()()
+    role.finish(role.unwaited_products, op.count.value.data)
     return [role.any(pending).value for pending in op.pending]
 
 

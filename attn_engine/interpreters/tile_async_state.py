@@ -1,12 +1,13 @@
 """What asynchronous kernels share while they run: slots, barriers, work in flight, and a scheduler that picks at random.
 
-Work in flight takes effect at one moment between its start and the wait for it, and the scheduler picks that moment,
-so that every missing wait, barrier or fence shows in some schedule: as poison, as a wrong result or as an error.
+Work in flight takes effect at one moment between its start and the wait for it, and the scheduler picks that moment.
+A missing wait, barrier or fence is an error in every schedule (see `tile_async_order`); a wrong one may also show as
+poison, as a wrong result or as a deadlock in some.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
@@ -17,7 +18,10 @@ from torch import Tensor
 from xdsl.ir import Operation
 
 from attn_engine.errors import AttnEngineError
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError, Box, Clock, History, Thread, merge
 from attn_engine.interpreters.tile_memory import Window, poison
+
+_MATRIX = 2
 
 Steps = Generator["Callable[[], bool] | None", None, Any]
 """A role as a coroutine: it yields what it waits for, or None where another may run."""
@@ -27,10 +31,6 @@ class DeadlockError(AttnEngineError):
     """Roles wait for barriers whose phases nothing will end."""
 
 
-class AsyncProtocolError(AttnEngineError):
-    """An asynchronous access that nothing orders after a generic access of the same slot."""
-
-
 @dataclass
 class Storage:
     """The memory of one ring, and which roles read or wrote which slots since their last proxy fence."""
@@ -38,6 +38,7 @@ class Storage:
     data: Tensor
     reads: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     writes: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    histories: dict[int, History] = field(default_factory=lambda: defaultdict(History))
 
     def fence(self, role: int) -> None:
         for roles in (*self.reads.values(), *self.writes.values()):
@@ -55,15 +56,41 @@ class Slot:
     def view(self, data: Tensor) -> Slot:
         return Slot(self.storage, self.stage, data)
 
-    def read(self, role: int) -> Tensor:
+    def read(self, thread: Thread, op: Operation) -> Tensor:
         """A generic read."""
-        self.storage.reads.setdefault(self.stage, set()).add(role)
+        self._record(thread, op, writes=False)
+        self.storage.reads.setdefault(self.stage, set()).add(thread.number)
         return self.data.clone()
 
-    def write(self, role: int, value: Tensor) -> None:
+    def write(self, thread: Thread, op: Operation, value: Tensor) -> None:
         """A generic write."""
-        self.storage.writes.setdefault(self.stage, set()).add(role)
+        self._record(thread, op, writes=True)
+        self.storage.writes.setdefault(self.stage, set()).add(thread.number)
         self.data.copy_(value)
+
+    def cell(self, thread: Thread, op: Operation, index: int, *, writes: bool) -> Tensor:
+        """One element of a ring of cells."""
+        self.storage.histories[index].record(thread, ((0, 1),), op, writes=writes)
+        return self.data[index]
+
+    def access(self, work: Thread, op: Operation, *, writes: bool) -> None:
+        """An asynchronous access by work in flight; generic ones before it need a fence too."""
+        self.check(op, writes=writes)
+        self._record(work, op, writes=writes)
+
+    def _record(self, thread: Thread, op: Operation, *, writes: bool) -> None:
+        self.storage.histories[self.stage].record(thread, self._box(), op, writes=writes)
+
+    def _box(self) -> Box:
+        """Rows and columns of the stage that this view covers; all of them where it has another element type."""
+        whole = self.storage.data[self.stage]
+        columns = int(whole.shape[-1])
+        start = int(self.data.storage_offset()) - int(whole.storage_offset())
+        if self.data.dtype != whole.dtype or not 0 <= start < whole.numel() or whole.ndim > _MATRIX:
+            return (0, whole.numel() // columns), (0, columns)
+        sizes = {int(step): int(size) for step, size in zip(self.data.stride(), self.data.shape, strict=True)}
+        row, column = start // columns, start % columns
+        return (row, row + sizes.get(columns, 1)), (column, column + sizes.get(1, columns))
 
     def check(self, op: Operation, *, writes: bool) -> None:
         """Before an asynchronous access: reads must come after writes, and writes after all accesses."""
@@ -75,26 +102,35 @@ class Slot:
 
 @dataclass
 class Barrier:
-    """One barrier: the phase that runs, and what it still waits for."""
+    """One barrier: the phase that runs, what it still waits for, and what those who wait will have seen."""
 
     count: int
     phase: int = 0
     arrivals: int = 0
     missing_bytes: int = 0
+    _arriving: Clock = field(default_factory=dict[int, int])
+    _ended: dict[int, Clock] = field(default_factory=dict[int, Clock])
 
-    def arrive(self, expected_bytes: int = 0) -> None:
+    def arrive(self, clock: Clock, expected_bytes: int = 0) -> None:
         self.arrivals += 1
         self.missing_bytes += expected_bytes
-        self._end_phase()
+        self._end_phase(clock)
 
-    def land(self, size: int) -> None:
+    def land(self, clock: Clock, size: int) -> None:
         self.missing_bytes -= size
-        self._end_phase()
+        self._end_phase(clock)
 
-    def _end_phase(self) -> None:
+    def _end_phase(self, clock: Clock) -> None:
+        merge(self._arriving, clock)
         if self.arrivals == self.count and self.missing_bytes == 0:
+            self._ended[self.phase & 1] = self._arriving
+            self._arriving = {}
             self.phase += 1
             self.arrivals = 0
+
+    def seen(self, parity: int) -> Clock:
+        """What a wait for that parity makes sure of."""
+        return self._ended.get(parity, {})
 
     def has_ended(self, parity: int) -> bool:
         """Whether the last phase that ended has that parity; before the first, phase -1 has."""
@@ -141,6 +177,12 @@ class Scheduler:
         self.copies: list[Callable[[], None]] = []
         self.queues: list[deque[Callable[[], None]]] = []
         self._roles: list[_Running] = []
+        self._threads = 0
+
+    def thread(self) -> int:
+        """A number for a new thread."""
+        self._threads += 1
+        return self._threads
 
     def queue(self) -> deque[Callable[[], None]]:
         """Work that completes in the order in which it started."""
