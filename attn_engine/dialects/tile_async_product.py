@@ -88,6 +88,9 @@ class AsyncDotOp(IRDLOperation):
             raise VerifyException(f"operands differ in type: {self.a.type} and {self.b.type}")
         if self.acc is not None and _parts(self.acc) != (result, r_type):
             raise VerifyException(f"the accumulator is {self.acc.type}, the result {self.result.type}")
+        rows, columns = 16 * self.layout.rows.data, self.layout.n.data * self.layout.columns.data
+        if result[0] % rows or result[1] % columns:
+            raise VerifyException(f"instructions of {rows} x {columns} in all do not divide a result of {result}")
         self._verify_accumulator()
         self._verify_pending()
 

@@ -14,7 +14,7 @@ from xdsl.printer import Printer
 
 from attn_engine.backends.triton.emit_gluon import emit
 from attn_engine.backends.triton.gluon_ahead import Assembly, compile_ahead
-from attn_engine.errors import UnsupportedOpError
+from attn_engine.errors import UnsupportedOpError, UnsupportedTileShapeError
 from attn_engine.universe import make_context
 
 FILES = Path(__file__).parents[1] / "filecheck"
@@ -193,6 +193,16 @@ def test_an_op_without_a_rule_is_an_error():
     }"""
     with pytest.raises(UnsupportedOpError, match=r"'gluon' cannot emit 'tile\.transpose'"):
         emit(parse(text))
+
+
+@pytest.mark.parametrize(("shape", "ok"), [("3x64x64", True), ("2x96x64", False), ("3", True)])
+def test_sizes_are_powers_of_two_but_for_stages(shape: str, ok: bool):
+    module = parse(f"tile.kernel @k() {{ %r = tile.ring : !tile.buffer<{shape}xf16, shared>\n tile.end }}")
+    if ok:
+        assert "gl.allocate_shared_memory" in emit(module)
+        return
+    with pytest.raises(UnsupportedTileShapeError, match="power of two"):
+        emit(module)
 
 
 def test_carries_are_assigned_at_once():

@@ -21,7 +21,9 @@ from attn_engine.backends.triton.gluon_printer import RESERVED, FunctionPrinter,
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_memory import DescribeOp, ProcessorCountOp
-from attn_engine.dialects.tile_types import DescriptorType
+from attn_engine.dialects.tile_async_view import RingOp
+from attn_engine.dialects.tile_types import BufferType, DescriptorType
+from attn_engine.errors import UnsupportedTileShapeError
 
 # --- control -----------------------------------------------------------------------------------
 
@@ -179,6 +181,7 @@ class _Kernel:
         warps = op.attributes.get("num_warps")
         self.warps = warps.value.data if isinstance(warps, IntegerAttr) else 4
         self.signature: dict[str, str] = {}
+        _check_shapes(op)
         self.printer = FunctionPrinter(functions, self.name, op.body.block, self.warps)
 
     def print(self) -> str:
@@ -193,6 +196,17 @@ class _Kernel:
         with printer.writer.block(f"def {self.name}({', '.join(self.signature)}):"):
             _print_ops(printer, list(block.ops))
         return printer.writer.text()
+
+
+def _check_shapes(kernel: tile.KernelOp) -> None:
+    """Tiles and slots have sizes that are powers of two; a ring may have any number of stages."""
+    for op in kernel.walk():
+        for result in op.results:
+            shape = tile.shape_of(result)
+            if isinstance(result.type, BufferType):
+                shape = result.type.get_shape()[isinstance(op, RingOp) :]
+            if any(size & (size - 1) for size in shape):
+                raise UnsupportedTileShapeError(op.name, str(result.type), types.BACKEND_NAME)
 
 
 def _print_table(writer: CodeWriter, kernels: Sequence[_Kernel]) -> None:

@@ -209,3 +209,10 @@ tile.roles () : () role count 1 warps 4 registers 20 {
 // CHECK: are not the same bytes
 %s = "test.op"() : () -> !tile.buffer<64x32xf32, shared>
 %t = tile.alias_slot %s : !tile.buffer<64x32xf32, shared> -> !tile.buffer<64x32xf16, shared>
+
+// -----
+
+// CHECK: instructions of 64 x 128 in all do not divide a result of (64, 64)
+%a, %b = "test.op"() : () -> (tensor<64x64xf16>, !tile.buffer<64x64xf16, shared>)
+%p = tile.async_dot %a, %b layout <4x1, 128> : tensor<64x64xf16>, !tile.buffer<64x64xf16, shared> -> !tile.pending<tensor<64x64xf32>>
+%x = tile.wait 0, %p : !tile.pending<tensor<64x64xf32>> -> tensor<64x64xf32>
