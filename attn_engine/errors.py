@@ -39,6 +39,17 @@ class UnsupportedTileShapeError(AttnEngineError):
         )
 
 
+class DescriptorError(AttnEngineError):
+    """A tensor that the device's copy engine cannot describe."""
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int):
+        super().__init__(
+            f"a tensor of shape {shape} with strides {strides}, {offset} bytes past a multiple of 16, cannot be copied"
+            " asynchronously: its last axis must be contiguous, and its start and other strides multiples of 16 bytes;"
+            " call .contiguous() on it"
+        )
+
+
 class ScheduleError(AttnEngineError):
     """A schedule does not fit the device, the head sizes or the dtype."""
 

@@ -8,13 +8,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from attn_engine.backends.triton.emit_gluon import emit
 from attn_engine.backends.triton.gluon_ahead import Assembly, compile_ahead
-from attn_engine.errors import UnsupportedOpError, UnsupportedTileShapeError
+from attn_engine.errors import DescriptorError, UnsupportedOpError, UnsupportedTileShapeError
 from attn_engine.universe import make_context
 
 FILES = Path(__file__).parents[1] / "filecheck"
@@ -216,3 +217,20 @@ def test_carries_are_assigned_at_once():
       tile.end
     }"""
     assert "a, b = b, a" in emit(parse(text))
+
+
+def test_descriptors_of_tensors():
+    """Strides as they are; those of axes of size 1 do not matter; what cannot be described says what to do."""
+    from triton.experimental.gluon import language as gl
+
+    from attn_engine.backends.triton.gluon_host import describe
+
+    layout, block = gl.NVMMASharedLayout.get_default_for([1, 1, 64, 64], gl.float16), [1, 1, 64, 64]
+    rows = torch.zeros(2, 100, 3, 64, dtype=torch.float16).transpose(1, 2)
+    assert describe(rows, block, layout).strides == [19200, 64, 192, 1]
+    single = torch.zeros(100 * 64 + 3, dtype=torch.float16).as_strided((1, 1, 100, 64), (6403, 7, 64, 1))
+    assert describe(single, block, layout).strides == [8, 8, 64, 1]
+    assert describe(torch.zeros(2, 3, 0, 64).half(), block, layout) is None
+    for bad in (rows.transpose(2, 3), torch.zeros(2, 3, 100, 65).half()[..., 1:], rows[:, :1].expand(2, 3, 100, 64)):
+        with pytest.raises(DescriptorError, match="contiguous"):
+            describe(bad, block, layout)

@@ -155,7 +155,7 @@ def _describe(printer: PlanPrinter, op: DescribeOp) -> None:
     assert isinstance(type_, DescriptorType)
     source, block = printer.names.of(op.source), list(type_.get_shape())
     layout = types.shared_layout(type_, len(block))
-    printer.assign(op, f"TensorDescriptor({source}, [*{source}.shape], [*{source}.stride()], {block}, {layout})")
+    printer.assign(op, f"describe({source}, {block}, {layout})")
 
 
 def _processor_count(printer: PlanPrinter, op: ProcessorCountOp) -> None:

@@ -5,6 +5,7 @@ PRELUDE = '''
 
 import torch
 import triton.language as tl
+from attn_engine.backends.triton.gluon_host import describe, processor_count
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -16,7 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 # Newer names first: later versions keep the older ones, but refuse to call them.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -37,10 +37,6 @@ PIN = gl.constexpr(
     " selp.b32 m, 1, 0xffffffff, q; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3; }"
 )
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
-
-
-def processor_count(device):
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit
