@@ -32,5 +32,5 @@ def describe(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor 
 @cache
 def processor_count(device: torch.device) -> int:
     """The number of multiprocessors of a device."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count
+    cuda: Any = torch.cuda
+    return cuda.get_device_properties(device).multi_processor_count
