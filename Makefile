@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py --out $(OUT)
+	$(BIN)/python -m examples.demo --out $(OUT)
 
 test: lint types filecheck unit
 
