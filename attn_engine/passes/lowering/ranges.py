@@ -15,11 +15,27 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 @dataclass(frozen=True)
 class Span:
-    """A run of blocks [lo, hi), both multiples of the block size; `masked` if the mask must be evaluated there."""
+    """A run of blocks [lo, hi), all multiples of the block size; `masked` if the mask must be evaluated there.
+
+    With a `hole`, positions from hole[0] on stand for blocks hole[1] further: the blocks on both sides of the full
+    ones are one run, because a third copy of the loop body costs registers, code and compile time.
+    """
 
     lo: Index
     hi: Index
     masked: bool
+    hole: tuple[Index, Index] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lo is self.hi or (isinstance(self.lo, int) and self.lo == self.hi)
+
+    def start(self, scope: Scope, position: SSAValue) -> SSAValue:
+        """The first row of the block at a loop position."""
+        if self.hole is None:
+            return position
+        further = scope.plus(position, self.hole[1], position.name_hint or "n0")
+        return scope.value(scope.choose_less(position, self.hole[0], position, further, position.name_hint or "n0"))
 
 
 def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, transposed: bool) -> Iterator[Span]:
@@ -49,13 +65,20 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
         hi = scope.larger(scope.round_up(visible_hi, size, "hi"), lo, "hi")
         full_from = scope.larger(scope.round_up(full_lo, size, "full_lo"), lo, "full_lo")
         full_to = scope.smaller(scope.round_down(full_hi, size, "full_hi"), hi, "full_hi")
-        # Without a full block the first two runs are empty and the third is everything.
+        # Without a full block the full run is empty and the masked one is everything.
         first = scope.choose_less(full_from, full_to, full_from, lo, "full_lo")
         second = scope.choose_less(full_from, full_to, full_to, lo, "full_hi")
-        for span in (Span(lo, first, True), Span(first, second, False), Span(second, hi, True)):
-            if span.lo is not span.hi and not (isinstance(span.lo, int) and span.lo == span.hi):
-                yield span
+        yield from (span for span in _both(scope, lo, first, second, hi) if not span.is_empty)
         done = hi
+
+
+def _both(scope: Scope, lo: Index, first: Index, second: Index, hi: Index) -> tuple[Span, Span]:
+    """[lo, first) and [second, hi) masked, [first, second) full."""
+    full = Span(first, second, masked=False)
+    if lo is first or (isinstance(lo, int) and lo == first):
+        return Span(second, hi, masked=True), full
+    skipped = scope.minus(second, first, "full")
+    return Span(lo, scope.minus(hi, skipped, "hi"), masked=True, hole=(first, skipped)), full
 
 
 Body = Callable[[Scope, SSAValue, bool, list[SSAValue]], Sequence[SSAValue]]
@@ -68,6 +91,6 @@ def over(
     values = list(carried)
     for span in runs:
         op, inner, start, inside = loop(scope, span.lo, span.hi, size, values, hint)
-        close(inner, body(inner, start, span.masked, inside))
+        close(inner, body(inner, span.start(inner, start), span.masked, inside))
         values = list(op.results)
     return values
