@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 OUT ?= out
 
-.PHONY: demo test lint types filecheck unit docs-check gpu bench fuzz clean
+.PHONY: demo test lint types filecheck unit docs gpu bench clean
 
 # torch by itself first: a CPU build where the index has one, and no other package may pull in a CUDA build.
 $(READY): pyproject.toml
@@ -32,6 +32,10 @@ filecheck: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) -q
+
+# Pages and figures that are derived from the sources and from bench/results.
+docs: $(READY)
+	$(BIN)/python docs/generate.py
 
 # With the machine's own Python, torch and triton.
 gpu:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,3 +80,17 @@ def test_python_that_does_not_run_is_found(tmp_path: Path):
 
 def test_readme_has_python():
     assert any(f.language == "python" for f in fences((ROOT / "README.md").read_text()))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_make_targets_exist(page: Path):
+    targets = set(re.findall(r"(?:^|`)make (\w+)", page.read_text(), flags=re.MULTILINE))
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_demo_that_make_starts_exists():
+    started = re.findall(r"python -m (\S+) --out", (ROOT / "Makefile").read_text())
+    assert "examples.demo" in started
+    assert (ROOT / "examples" / "demo" / "__main__.py").exists()
