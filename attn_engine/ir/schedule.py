@@ -30,11 +30,15 @@ def padded(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class Heads:
-    """Sizes of the heads as tiles hold them, and the element type of q, k and v."""
+    """Sizes of the heads as tiles hold them, and the element type of q, k and v.
+
+    `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
+    """
 
     qk: int
     v: int
     dtype: str
+    gathered: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:
@@ -84,6 +88,7 @@ class KernelSchedule:
             return 0
         kept, moving = (self.block_m, self.block_n) if kind is not Kind.DKDV else (self.block_n, self.block_m)
         ring = moving * heads.bytes_per_position * self.num_stages
+        ring += self.block_m * self.block_n * heads.gathered * self.num_stages
         if arch.vendor is Vendor.AMD:
             weights = self.block_m * self.block_n * BYTES[heads.dtype]
             return moving * heads.bytes_per_position * max(1, self.num_stages - 1) + weights

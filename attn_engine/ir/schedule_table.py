@@ -65,7 +65,8 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     table = _TABLE[arch.name] if BYTES[heads.dtype] == 2 else _WIDE
     size = max(padded(heads.qk), padded(heads.v))
     row = table[next((limit for limit in table if size <= limit), max(table))]
-    for schedule in (*row[kind], *_SMALL):
+    shallower = (KernelSchedule(*list(s)[:3], stages) for s in row[kind] for stages in range(s.num_stages, 0, -1))
+    for schedule in (*shallower, *_SMALL):
         try:
             schedule.validate(kind, arch, heads)
         except ScheduleError:
@@ -74,9 +75,8 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     raise ScheduleError(f"{kind}: no block size fits heads of {heads.qk} and {heads.v} in {heads.dtype} on {arch.name}")
 
 
-def default_schedule(arch: Arch, head_dim: int, head_dim_v: int, dtype: str, tf32: bool = False) -> Schedule:
-    """Schedules of all kernels for one attention: `dtype` is `f16`, `bf16` or `f32`."""
-    heads = Heads(head_dim, head_dim_v, dtype)
+def default_schedule(arch: Arch, heads: Heads, tf32: bool = False) -> Schedule:
+    """Schedules of all kernels for one attention."""
     schedule = Schedule(
         forward=default_kernel_schedule(arch, heads, Kind.FORWARD),
         rows=default_kernel_schedule(arch, heads, Kind.ROWS),

@@ -75,7 +75,7 @@ class Attention(Inspection):
         check_captures(trace.traced.capture_names, captures, q.device)
         if torch.is_grad_enabled():
             check_capture_gradients(trace.traced)
-        compiled = self._compile(trace, q, wrt_of(q, k, v, captures))
+        compiled = self._compile(trace, q, wrt_of(q, k, v, captures), factor > 0)
         results = op.forward(q, k, v, captures, factor, compiled.key)
         return (results[0], results[1]) if return_lse else results[0]
 
@@ -104,13 +104,13 @@ class Attention(Inspection):
             self._traces[key] = trace
         return trace, traced.captures
 
-    def _compile(self, trace: Trace, q: Tensor, wrt: tuple[str, ...]) -> Compiled:
+    def _compile(self, trace: Trace, q: Tensor, wrt: tuple[str, ...], positive: bool) -> Compiled:
         target: Target = target_of(q.device, self.backend)
         tf32 = q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-        key = (trace.text, target, wrt, tf32)
+        key = (trace.text, target, wrt, tf32, positive)
         if key not in self._compiled:
             schedule = default_schedule(target, trace.traced.module, tf32)
-            request = Request(wrt, target.backend, schedule)
+            request = Request(wrt, target.backend, schedule, positive)
             self._compiled[key] = driver.compile_traced(trace.traced.module, trace.text, request)
         return self._compiled[key]
 

@@ -29,11 +29,12 @@ from attn_engine.universe import PASSES, make_context
 
 @dataclass(frozen=True)
 class Request:
-    """What a compilation needs besides the definition: gradients wanted, backend, schedule."""
+    """What a compilation needs besides the definition: gradients wanted, backend, schedule, whether the scale is > 0."""
 
     wrt: tuple[str, ...]
     backend: str
     schedule: Schedule
+    positive_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def signature(module: ModuleOp) -> Signature:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
-    convert = convert_spec(request.schedule, pad=request.backend != "cpu")
+    convert = convert_spec(request.schedule, request.backend != "cpu", request.positive_scale)
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 

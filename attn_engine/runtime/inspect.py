@@ -76,5 +76,6 @@ class Inspection:
         return ("q", "k", "v", *(str(n) for n, c in enumerate(traced.captures) if c.requires_grad))
 
     def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
-        request = Request(self._wrt(view), backend, default_schedule(Target(backend, view.arch), lowered))
+        schedule = default_schedule(Target(backend, view.arch), lowered)
+        request = Request(self._wrt(view), backend, schedule, positive_scale=True)
         return driver.to_tile(lowered, request, get_backend(backend))

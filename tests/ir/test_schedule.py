@@ -16,7 +16,7 @@ HEADS = Heads(128, 128, "bf16")
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256)])
 def test_defaults_fit(arch: str, dtype: str, sizes: tuple[int, int]):
-    schedule = default_schedule(get_arch(arch), *sizes, dtype)
+    schedule = default_schedule(get_arch(arch), Heads(*sizes, dtype))
     schedule.validate(get_arch(arch), Heads(*sizes, dtype))
     assert schedule.pass_options().startswith("forward=")
 
@@ -78,4 +78,9 @@ def test_padding():
 
 def test_heads_that_fit_nowhere():
     with pytest.raises(ScheduleError, match="no block size fits heads of 512 and 512 in f32 on gfx942"):
-        default_schedule(get_arch("gfx942"), 512, 512, "f32")
+        default_schedule(get_arch("gfx942"), Heads(512, 512, "f32"))
+
+
+def test_gathered_scores_take_shared_memory_too():
+    plain, biased = (default_schedule(get_arch("sm_90"), Heads(64, 64, "bf16", gathered)).dq for gathered in (0, 4))
+    assert biased.num_stages < plain.num_stages or biased.block_m * biased.block_n < plain.block_m * plain.block_n

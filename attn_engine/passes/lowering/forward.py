@@ -23,6 +23,7 @@ class ForwardLowering:
     blocks: Blocks
     pad: bool
     tf32: bool
+    positive_scale: bool
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
@@ -97,7 +98,7 @@ class ForwardLowering:
         if masked:
             frame.see(program, index, [(index[3], frame.skv)])
         states = len(op.init.data[number])
-        s = score(program, op, Bound(x, (0, 1)), self.scale, index)
+        s = score(program, op, Bound(x, (0, 1)), self.scale, index, self.positive_scale)
         vectors = [program.argument(Bound(v, (0,)), v.name_hint or "r") for v in [*inside[:states], *self.finals]]
         end = program.inline(op.steps[number].block, [s, *index, *vectors])
         assert isinstance(end, attn.StepYieldOp)
@@ -134,11 +135,14 @@ class ForwardLowering:
 
 
 def score(
-    program: Program, op: attn.OnlineOp | attn.BackwardOp, x: Bound, scale: SSAValue, index: list[SSAValue]
+    program: Program, op: attn.OnlineOp, x: Bound, scale: SSAValue, index: list[SSAValue], positive_scale: bool
 ) -> SSAValue:
     """scale * (q k^T), then the user's score_mod."""
     product = program.argument(x, "x")
-    scaled = program.add(arith.MulfOp(product, program.argument(Bound(scale), "scale")), "s")
+    factor = program.argument(Bound(scale), "scale")
+    if positive_scale:
+        program.positive.add(factor)
+    scaled = program.add(arith.MulfOp(product, factor), "s")
     block = present(op.score_mod)
     return scaled if block is None else program.inline(block, [scaled, *index]).operands[0]
 

@@ -58,7 +58,8 @@ class Contribution:
 class Program:
     """A straight-line scalar block over a tile.
 
-    `visible`, if set, is the program's i1 for 'this key is in the row'.
+    `visible`, if set, is the program's i1 for 'this key is in the row'; `positive` are factors known to be > 0,
+    which a maximum or minimum commutes with (exactly: rounding is monotone).
     """
 
     captures: Sequence[Capture] = ()
@@ -66,6 +67,7 @@ class Program:
     bound: dict[SSAValue, Bound] = field(default_factory=dict[SSAValue, Bound])
     contributions: list[Contribution] = field(default_factory=list[Contribution])
     visible: SSAValue | None = None
+    positive: set[SSAValue] = field(default_factory=set[SSAValue])
     _direct: set[SSAValue] = field(default_factory=set[SSAValue])
     _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
 
@@ -164,8 +166,21 @@ class Program:
         kind = op.kind.data
         if kind is attn.ReduceKind.COUNT:
             kind, value = attn.ReduceKind.SUM, self.real(1.0)
+        factor: SSAValue | None = None
+        if kind in (attn.ReduceKind.MAX, attn.ReduceKind.MIN):
+            value, factor = self._without_positive(value)
         value = self.where_visible(value, IDENTITY[kind])
-        return self.add(attn.RowReduceOp(kind, value, op.ties.data if op.ties else None), op.result.name_hint)
+        reduced = self.add(attn.RowReduceOp(kind, value, op.ties.data if op.ties else None), op.result.name_hint)
+        return reduced if factor is None else self.add(arith.MulfOp(reduced, factor), op.result.name_hint)
+
+    def _without_positive(self, value: SSAValue) -> tuple[SSAValue, SSAValue | None]:
+        """(x, r) for a value x * r with r known to be positive."""
+        owner = value.owner
+        if isinstance(owner, arith.MulfOp):
+            for x, factor in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
+                if factor in self.positive:
+                    return x, factor
+        return value, None
 
     def _global(self, source: SSAValue) -> SSAValue:
         if source not in self._globals:
