@@ -88,7 +88,9 @@ class KernelSchedule:
             return 0
         kept, moving = (self.block_m, self.block_n) if kind is not Kind.DKDV else (self.block_n, self.block_m)
         ring = moving * heads.bytes_per_position * self.num_stages
-        ring += self.block_m * self.block_n * heads.gathered * self.num_stages
+        if heads.gathered:
+            # Beside the staged tiles, two tiles of scores pass through shared memory to change their layout.
+            ring += self.block_m * self.block_n * (heads.gathered * self.num_stages + 2 * F32_BYTES)
         if arch.vendor is Vendor.AMD:
             weights = self.block_m * self.block_n * BYTES[heads.dtype]
             return moving * heads.bytes_per_position * max(1, self.num_stages - 1) + weights
