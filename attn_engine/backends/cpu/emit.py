@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, ModuleOp
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule
@@ -221,9 +221,9 @@ def _dot(printer: KernelPrinter, op: tile.DotOp) -> None:
     """A zero constant is not added."""
     a, b, acc = printer.texts([op.a, op.b, op.acc])
     source = op.acc.owner
-    zero = isinstance(source, arith.ConstantOp) and isinstance(source.value, DenseIntOrFPElementsAttr)
-    if zero and all(value == 0 for value in source.value.get_values()):  # type: ignore[union-attr]
-        acc = "None"
+    if isinstance(source, arith.ConstantOp) and isinstance(source.value, DenseIntOrFPElementsAttr):
+        number = tile.splat_of(source.value)
+        acc = "None" if isinstance(number, FloatAttr) and number.value.data == 0 else acc
     lends = acc != "None" and printer.lends(op.acc, op)
     printer.assign(op, f"dot({a}, {b}, {acc}{f', programs.own({acc})' if lends else ''})")
 

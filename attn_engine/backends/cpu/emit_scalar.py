@@ -31,14 +31,12 @@ def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
         printer.uniform.add(op.result)
         return
     element = tile.element_of(op.result)
-    values = [_element_literal(value, element) for value in op.value.get_values()]
-    if len(set(values)) == 1:
-        printer.assign(op, f"full({values[0]}, {shape_text(op.result.type)}, {dtype_of(element)})")
-    else:
-        printer.assign(
-            op,
-            f"torch.tensor([{', '.join(values)}], dtype={dtype_of(element)}).view(1, 1, *{shape_text(op.result.type)})",
-        )
+    number = tile.splat_of(op.value)
+    if number is not None:
+        printer.assign(op, f"full({python_literal(number)}, {shape_text(op.result.type)}, {dtype_of(element)})")
+        return
+    values = ", ".join(_element_literal(value, element) for value in op.value.get_values())
+    printer.assign(op, f"torch.tensor([{values}], dtype={dtype_of(element)}).view(1, 1, *{shape_text(op.result.type)})")
 
 
 def _element_literal(value: object, element: Attribute) -> str:
