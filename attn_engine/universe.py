@@ -34,6 +34,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-hoist": _lazy("passes.tile_hoist", "TileHoistPass"),  # type: ignore[dict-item]
     "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
+    "tilelang-bounds": _lazy("backends.tilelang.legalize", "TilelangBoundsPass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
     "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]

@@ -90,6 +90,8 @@ def _lazy(module: str) -> Callable[[], Backend]:
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": _lazy("cpu.backend"),
+    "hip": _lazy("hip.backend"),
+    "tilelang": _lazy("tilelang.backend"),
     "triton": _lazy("triton.backend"),
 }
 

@@ -1,0 +1,14 @@
+"""The manifest of the TileLang backend: buffered level, NVIDIA and AMD."""
+
+from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.tilelang.build import build, check
+from attn_engine.backends.tilelang.emit import emit
+
+BACKEND = Backend(
+    name="tilelang",
+    level=Level.BUFFERED,
+    pipeline=("tilelang-bounds",),
+    emit=emit,
+    build=build,
+    check=check,
+)

@@ -1,0 +1,106 @@
+"""Program text to callables. TileLang reads a function's source lines, so the text becomes a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from attn_engine.backends.backend import Availability, Plan
+from attn_engine.errors import BackendError
+
+
+def source_path(source: str) -> Path:
+    """The file of a text: named by its hash, written once, in the user's own temporary directory."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:32]
+    directory = Path(tempfile.gettempdir()) / f"attn_engine_tilelang_{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise BackendError(f"{directory} belongs to another user; set TMPDIR to a directory of your own")
+    path = directory / f"kernels_{digest}.py"
+    if not path.exists() or path.read_text() != source:
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(source)
+        partial.replace(path)
+    return path
+
+
+def load(source: str) -> ModuleType:
+    """The module of a text; the same text gives the same module, and so one compilation."""
+    path = source_path(source)
+    name = f"attn_engine_tilelang_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BackendError(f"cannot load {path}")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def plans_of(module: ModuleType) -> dict[str, Plan]:
+    """The host functions of a module: what is neither a helper nor the program of a kernel."""
+    programs = [f"{name}_program" for name in vars(module)["KERNELS"]]
+    own = {name: value for name, value in vars(module).items() if isinstance(value, FunctionType)}
+    return {n: f for n, f in own.items() if f.__module__ == module.__name__ and n not in programs and n[0] != "_"}
+
+
+def overlaps_copies(arch: str) -> bool:
+    """TileLang 0.1.15 fails on pipelined loops of dynamic length where copies are not bulk copies (sm_8x, gfx950)."""
+    return not arch.startswith(("sm_8", "gfx950"))
+
+
+def lower(source: str, arch: str) -> dict[str, str]:
+    """The device source of each kernel of a text, for a device that need not be here: `sm_90a`, `gfx942`."""
+    import tilelang
+    from tilelang import tvm
+
+    language: Any = tvm
+    module: Any = load(source)
+    module.PIPELINED = overlaps_copies(arch)
+    gpu = {"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch}
+    target = language.target.Target(gpu)
+    texts: dict[str, str] = {}
+    for name, (program, tensors) in module.KERNELS.items():
+        with target, language.transform.PassContext(opt_level=3):
+            lowered: Any = tilelang.lower(program(*[True] * tensors), target=target)
+            texts[name] = lowered.kernel_source
+    return texts
+
+
+def _current_arch() -> str:
+    import torch
+
+    library: Any = torch
+    properties = library.cuda.get_device_properties(library.cuda.current_device())
+    return str(properties.gcnArchName) if library.version.hip else f"sm_{properties.major}{properties.minor}"
+
+
+def build(source: str) -> Mapping[str, Plan]:
+    """One callable per plan. A kernel is compiled at its first launch, for the current device."""
+    module: Any = load(source)
+    module.PIPELINED = overlaps_copies(_current_arch())
+    return plans_of(module)
+
+
+def check() -> Availability:
+    """TileLang must be installed, and torch see a GPU."""
+    if find_spec("tilelang") is None:
+        return Availability(False, "tilelang is not installed; pip install 'attn-engine[tilelang]'")
+    import torch
+
+    if not torch.cuda.is_available():
+        return Availability(False, "torch finds no GPU")
+    return Availability(True)

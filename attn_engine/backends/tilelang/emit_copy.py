@@ -1,0 +1,138 @@
+"""Rules for buffers and copies.
+
+A copy whose limits are the sizes of its tensor is TileLang's own, which may become one of the device's bulk copies;
+any other is a parallel loop with a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.utils.hints import isa
+
+from attn_engine.backends.tilelang import types
+from attn_engine.backends.tilelang.printer import (
+    KernelPrinter,
+    buffer_shape,
+    element,
+    quoted_dtype,
+    reach_of,
+    tuple_text,
+)
+from attn_engine.dialects import tile
+from attn_engine.dialects import tile_buffer_memory as memory
+from attn_engine.dialects.tile_types import MemorySpace
+from attn_engine.errors import UnsupportedOpError
+
+_ALLOC = {MemorySpace.SHARED: "T.alloc_shared", MemorySpace.REGISTER: "T.alloc_fragment"}
+
+
+def _alloc(printer: KernelPrinter, op: memory.BufferAllocOp) -> None:
+    if op.layout is not None:
+        raise UnsupportedOpError(f"tile.buffer_alloc with layout {op.layout}", types.BACKEND_NAME)
+    type_ = memory.buffer_type(op.result)
+    shape = tuple_text([str(size) for size in type_.get_shape()])
+    printer.assign(op, f"{_ALLOC[type_.memory_space]}({shape}, {quoted_dtype(type_)})")
+
+
+def _fill(printer: KernelPrinter, op: memory.BufferFillOp) -> None:
+    printer.writer.line(f"T.fill({printer.text(op.target)}, {printer.text(op.value)})")
+
+
+def _copy(printer: KernelPrinter, op: memory.CopyOp) -> None:
+    printer.writer.line(f"T.copy({printer.text(op.source)}, {printer.text(op.target)})")
+
+
+def _is_end(printer: KernelPrinter, tensor: SSAValue, axis: int, limit: SSAValue) -> bool:
+    """Whether a limit is where the tensor, as it is passed, ends."""
+    if isinstance(limit, BlockArgument):
+        return reach_of(printer.kernel, tensor, "cuts")[axis] == limit.index
+    match limit.owner:
+        case tile.DimOp() as dim:
+            return dim.source is tensor and dim.axis.value.data == axis
+        case arith.ConstantOp(value=value) if isa(value, IntegerAttr):
+            return printer.sizes[tensor][axis] == str(value.value.data)
+        case _:
+            return False
+
+
+def _is_native(printer: KernelPrinter, op: tile.Access, tensor: SSAValue) -> bool:
+    dims = tile.ints_of(op.dims)
+    bounded = zip(tile.ints_of(op.bounded), op.limits, strict=True)
+    return list(dims) == sorted(dims) and all(_is_end(printer, tensor, dims[t], limit) for t, limit in bounded)
+
+
+def _region(printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Sequence[int]) -> str:
+    """`q[b, h, q0 : q0 + 64, 0 : 64]`."""
+    size_of = dict(zip(tile.ints_of(op.dims), shape, strict=True))
+    texts = printer.texts(op.indices)
+    parts = [f"{t} : {t} + {size_of[axis]}" if axis in size_of else t for axis, t in enumerate(texts)]
+    return element(printer.text(tensor), parts)
+
+
+def _native_copy(printer: KernelPrinter, tensor: SSAValue, source: str, target: str) -> None:
+    """The device's bulk copies want a contiguous last axis."""
+    printer.writer.line(f"T.copy({source}, {target}, disable_tma=not {printer.unit[tensor]})")
+
+
+def _element(
+    printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Sequence[int]
+) -> tuple[str, str, list[str]]:
+    """Opens nothing yet: the element of the tensor, its guard, and the loop variables."""
+    dims, indices = tile.ints_of(op.dims), printer.texts(op.indices)
+    for axis, variable in zip(dims, printer.indices, strict=True):
+        indices[axis] = f"{indices[axis]} + {variable}"
+    bounded = zip(tile.ints_of(op.bounded), printer.texts(op.limits), strict=True)
+    conditions = [f"({indices[dims[t]]} >= 0) & ({indices[dims[t]]} < {limit})" for t, limit in bounded]
+    return element(printer.text(tensor), indices), " & ".join(f"({c})" for c in conditions), list(printer.indices)
+
+
+def _copy_in(printer: KernelPrinter, op: memory.CopyInOp) -> None:
+    shape, target = buffer_shape(op.target), printer.text(op.target)
+    if _is_native(printer, op, op.source):
+        _native_copy(printer, op.source, _region(printer, op, op.source, shape), target)
+        return
+    printer.indices, header = printer.loop_variables(shape)
+    with printer.writer.block(header):
+        read, guard, variables = _element(printer, op, op.source, shape)
+        zero = f"T.cast(0, {quoted_dtype(op.source.type)})"
+        value = f"T.if_then_else({guard}, {read}, {zero})" if guard else read
+        printer.writer.line(f"{element(target, variables)} = {value}")
+
+
+def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomicAddOp, spelling: str) -> None:
+    """One statement per element, where the guard holds."""
+    printer.indices, header = printer.loop_variables(buffer_shape(op.value))
+    with printer.writer.block(header):
+        place, guard, variables = _element(printer, op, op.target, buffer_shape(op.value))
+        statement = spelling.format(place, element(printer.text(op.value), variables))
+        if not guard:
+            printer.writer.line(statement)
+            return
+        with printer.writer.block(f"if {guard}:"):
+            printer.writer.line(statement)
+
+
+def _copy_out(printer: KernelPrinter, op: memory.CopyOutOp) -> None:
+    if _is_native(printer, op, op.target):
+        region = _region(printer, op, op.target, buffer_shape(op.value))
+        _native_copy(printer, op.target, printer.text(op.value), region)
+        return
+    _scattered(printer, op, "{0} = {1}")
+
+
+def _atomic_add(printer: KernelPrinter, op: memory.BufferAtomicAddOp) -> None:
+    _scattered(printer, op, "T.atomic_add({0}, {1})")
+
+
+COPY_RULES: dict[type[Operation], Callable[..., None]] = {
+    memory.BufferAllocOp: _alloc,
+    memory.BufferFillOp: _fill,
+    memory.CopyOp: _copy,
+    memory.CopyInOp: _copy_in,
+    memory.CopyOutOp: _copy_out,
+    memory.BufferAtomicAddOp: _atomic_add,
+}

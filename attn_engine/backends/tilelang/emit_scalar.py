@@ -1,0 +1,84 @@
+"""Rules for scalar ops, in a kernel's body or in a `tile.buffer_map`: each is one line of Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
+from xdsl.ir import Attribute, Operation
+from xdsl.utils.hints import isa
+
+from attn_engine.backends.tilelang import types
+from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted_dtype
+from attn_engine.dialects import tile
+from attn_engine.errors import UnsupportedOpError
+
+
+def scalar_literal(value: Attribute, type_: Attribute) -> str:
+    """A constant with its type: a bare Python number has none."""
+    name = types.dtype(type_)
+    if isa(value, IntegerAttr):
+        number = value.value.data
+        return f"T.bool({number != 0})" if type_ == i1 else f"T.{name}({number})"
+    if not isinstance(value, FloatAttr):
+        raise UnsupportedOpError(f"arith.constant {value}", types.BACKEND_NAME)
+    number = value.value.data
+    if math.isinf(number):
+        return f'{"-" if number < 0 else ""}T.infinity("{name}")'
+    return f'T.{name}(float("nan"))' if math.isnan(number) else f"T.{name}({number!r})"
+
+
+def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
+    source, result = op.operands[0].type, op.results[0].type
+    names = {
+        "type": quoted_dtype(result),
+        "unsigned": f'"u{types.dtype(source)}"',
+        "minus_one": f"T.{types.dtype(result)}(-1)",
+    }
+    printer.assign(op, spelling.format(*printer.texts(op.operands), **names))
+
+
+def _scalar(printer: KernelPrinter, op: Operation) -> None:
+    table = types.BOOL_OPS if op.results[0].type == i1 and type(op) in types.BOOL_OPS else types.SCALAR_OPS
+    _spell(printer, op, table[type(op)])
+
+
+def _from_integer(printer: KernelPrinter, op: Operation) -> None:
+    table = types.FROM_BOOL if op.operands[0].type == i1 else types.FROM_INTEGER
+    _spell(printer, op, table[type(op)])
+
+
+def _truncate(printer: KernelPrinter, op: arith.TruncIOp) -> None:
+    _spell(printer, op, types.TRUNCATE_TO_BOOL if op.result.type == i1 else types.TRUNCATE)
+
+
+def _compare_integers(printer: KernelPrinter, op: arith.CmpiOp) -> None:
+    _spell(printer, op, types.CMPI[op.predicate.value.data])
+
+
+def _compare_floats(printer: KernelPrinter, op: arith.CmpfOp) -> None:
+    _spell(printer, op, types.CMPF[op.predicate.value.data])
+
+
+def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
+    printer.names.bind(op.result, scalar_literal(op.value, op.result.type))
+
+
+def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
+    read = element(printer.text(op.source), printer.texts(op.indices))
+    if op.guard is not None:
+        read = f"T.if_then_else({printer.text(op.guard)}, {read}, T.cast(0, {quoted_dtype(op.source.type)}))"
+    printer.assign(op, read)
+
+
+SCALAR_RULES: dict[type[Operation], Callable[..., None]] = {
+    **dict.fromkeys(types.SCALAR_OPS, _scalar),
+    **dict.fromkeys(types.FROM_INTEGER, _from_integer),
+    arith.TruncIOp: _truncate,
+    arith.CmpiOp: _compare_integers,
+    arith.CmpfOp: _compare_floats,
+    arith.ConstantOp: _constant,
+    tile.GatherOp: _gather,
+}

@@ -1,0 +1,111 @@
+"""The state of printing one kernel: names, the kernel's parameters, and helpers that all rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.utils.hints import isa
+
+from attn_engine.backends.code_writer import CodeWriter, Names
+from attn_engine.backends.tilelang import types
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_types import BufferType
+
+_PYTHON = "T tilelang torch functools KERNELS COMPILE PIPELINED range"
+# TVM prints names as they are: in C++ they must neither be keywords nor hide a type or a function of the headers.
+_CPP = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
+continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
+inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template this thread_local
+throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+half half_t bfloat16_t uchar uint ushort ulong float2 float4 int2 int4 dim3 tl cute std max min abs exp exp2 log log2 sqrt
+rsqrt pow sin cos erf floor ceil round isnan isinf threadIdx blockIdx blockDim gridDim main_kernel call init"""
+RESERVED = (*_PYTHON.split(), *_CPP.split())
+GRID_AXES = 3
+UNKNOWN = -1
+
+
+class KernelPrinter:
+    """Prints the ops of one kernel; a rule takes it and the op."""
+
+    def __init__(self, writer: CodeWriter, kernel: tile.KernelOp):
+        self.writer = writer
+        self.kernel = kernel
+        self.names = Names((*RESERVED, program_name(kernel), kernel.sym_name.data))
+        self.indices: list[str] = []
+        """Inside a map: the loop variable of each axis."""
+        self.grid = [self.names.fresh(f"grid_{axis}") for axis in range(GRID_AXES)]
+        self.program = [self.names.fresh(f"program_{axis}") for axis in range(GRID_AXES)]
+        self.tensors = [a for a in kernel.body.block.args if isinstance(a.type, tile.GlobalType)]
+        self.sizes: dict[SSAValue, list[str]] = {}
+        self.strides: dict[SSAValue, list[str]] = {}
+        self.unit: dict[SSAValue, str] = {}
+        """Of each tensor: the name of the fact that its last axis is contiguous."""
+        for argument in kernel.body.block.args:
+            self.names.of(argument)
+        for tensor in self.tensors:
+            self._name_tensor(tensor)
+
+    def _name_tensor(self, tensor: SSAValue) -> None:
+        name, extents = self.names.of(tensor), reach_of(self.kernel, tensor, "extents")
+        self.sizes[tensor] = [
+            self.names.fresh(f"{name}_size_{axis}") if extent == UNKNOWN else str(extent)
+            for axis, extent in enumerate(extents)
+        ]
+        self.strides[tensor] = [self.names.fresh(f"{name}_stride_{axis}") for axis in range(len(extents))]
+        self.unit[tensor] = self.names.fresh(f"{name}_unit")
+
+    def text(self, value: SSAValue) -> str:
+        return self.names.of(value)
+
+    def texts(self, values: Sequence[SSAValue]) -> list[str]:
+        return [self.names.of(value) for value in values]
+
+    def assign(self, op: Operation, expression: str) -> None:
+        self.writer.line(f"{self.names.of(op.results[0])} = {expression}")
+
+    def loop_variables(self, shape: Sequence[int]) -> tuple[list[str], str]:
+        """Fresh loop variables for each axis, and the header of the loop over all of them."""
+        variables = [self.names.fresh("i") for _ in shape]
+        return variables, f"for {', '.join(variables)} in T.Parallel({', '.join(map(str, shape))}):"
+
+
+def program_name(kernel: tile.KernelOp) -> str:
+    """The Python function that makes a kernel's program."""
+    return f"{kernel.sym_name.data}_program"
+
+
+def reach_of(kernel: tile.KernelOp, tensor: SSAValue, kind: str) -> tuple[int, ...]:
+    """An entry per axis of a tensor argument of `extents` or `cuts`, -1 where nothing is known."""
+    assert isinstance(tensor.type, tile.GlobalType) and isinstance(tensor, BlockArgument)
+    known: Any = kernel.attributes.get(kind)
+    return tile.ints_of(known.data[tensor.index]) if known is not None else (UNKNOWN,) * tensor.type.rank.data
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    """`(64, 32)`, `(64,)`."""
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def element(text: str, indices: Sequence[str]) -> str:
+    """One element of a buffer or tensor."""
+    return f"{text}[{', '.join(indices)}]"
+
+
+def buffer_shape(value: SSAValue) -> tuple[int, ...]:
+    assert isinstance(value.type, BufferType)
+    return value.type.get_shape()
+
+
+def quoted_dtype(type_: Attribute) -> str:
+    """`"float16"`, of a buffer, a tensor or a scalar."""
+    inner = type_.element_type if isinstance(type_, BufferType) else tile.element_of(type_)
+    return f'"{types.dtype(inner)}"'
+
+
+def integer_attribute(op: Operation, name: str, default: int) -> int:
+    value = op.attributes.get(name)
+    return value.value.data if isa(value, IntegerAttr) else default

@@ -1,0 +1,102 @@
+"""The language of TileLang's programs on its CPU target: blocks one after the other, fragments and shared memory local.
+
+`run_on_cpu` gives the plans of a program's text, unchanged but for the module that it takes the language from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tilelang
+import tilelang.cpu.language as _T
+import torch
+from tilelang.cpu.language import *  # noqa: F403
+from tilelang.language import GemmWarpPolicy  # noqa: F401
+
+from attn_engine.backends.backend import Plan
+from attn_engine.backends.tilelang.build import load, plans_of
+
+_HERE = "import tests.support.tilelang_shim as T"
+
+
+def Kernel(*blocks, threads=None):
+    return _T.Kernel(*blocks)
+
+
+def StridedTensor(shape, strides, dtype):
+    """Contiguous: the CPU target passes no strides."""
+    return _T.Tensor(shape, dtype)
+
+
+def alloc_shared(shape, dtype):
+    return _T.alloc_local(shape, dtype)
+
+
+def alloc_fragment(shape, dtype):
+    return _T.alloc_local(shape, dtype)
+
+
+def Parallel(*extents):
+    return _T.grid(*extents) if len(extents) > 1 else _T.serial(*extents)
+
+
+def Pipelined(trips, num_stages=0):
+    return _T.serial(trips)
+
+
+def copy(source, target, disable_tma=False):
+    return _T.copy(source, target)
+
+
+def gemm(a, b, c, transpose_A=False, transpose_B=False, policy=None):
+    return _T.gemm(a, b, c, transpose_A, transpose_B)
+
+
+@_T.macro
+def _sum(source, target, kept, reduced):
+    for i in _T.serial(kept):
+        target[i] = 0.0
+        for j in _T.serial(reduced):
+            target[i] += source[i, j]
+
+
+@_T.macro
+def _max(source, target, kept, reduced):
+    for i in _T.serial(kept):
+        target[i] = source[i, 0]
+        for j in _T.serial(reduced):
+            target[i] = _T.max(target[i], source[i, j])
+
+
+def reduce_sum(source, target, dim, clear):
+    assert clear and dim == 1
+    return _sum(source, target, *source.shape)
+
+
+def reduce_max(source, target, dim, clear):
+    assert clear and dim == 1
+    return _max(source, target, *source.shape)
+
+
+def _compile(program: Any):
+    options = {"tirx.disable_vectorize": True}  # g++ has no vectors of half
+    kernel = tilelang.compile(program, target={"kind": "c"}, execution_backend="cython", pass_configs=options)
+
+    def call(*arguments):
+        dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments]
+        kernel(*dense)
+        for argument, passed in zip(arguments, dense, strict=True):
+            if isinstance(argument, torch.Tensor) and passed is not argument:
+                argument.copy_(passed)
+
+    return call
+
+
+def run_on_cpu(source: str) -> Mapping[str, Plan]:
+    """The plans of a program's text, on the CPU."""
+    language = "import tilelang.language as T"
+    assert language in source
+    module: Any = load(source.replace(language, _HERE))
+    module.COMPILE = _compile
+    return plans_of(module)
