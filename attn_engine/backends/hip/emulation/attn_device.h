@@ -1,0 +1,126 @@
+// The device, emulated: the same names as in ../include/attn_device.h, on fibers of the CPU.
+#pragma once
+#include <attn_fibers.h>
+
+#define ATTN_DEVICE inline
+#define ATTN_BOTH inline
+#define ATTN_SHARED static __attribute__((section("attn_lds")))
+#define ATTN_KERNEL(threads)
+#define ATTN_UNROLL
+#define ATTN_ROLLED
+
+namespace attn {
+
+struct Dim3 {
+  unsigned x, y, z;
+};
+
+template <class T, int N>
+using VectorOf = T __attribute__((ext_vector_type(N)));
+using half4 = VectorOf<_Float16, 4>;
+using short4 = VectorOf<short, 4>;
+using float4 = VectorOf<float, 4>;
+using float16 = VectorOf<float, 16>;
+
+constexpr int WAVE = emulation::WAVE_LANES;
+
+ATTN_DEVICE int thread() { return emulation::here().current; }
+ATTN_DEVICE int lane() { return thread() % WAVE; }
+ATTN_DEVICE int wave() { return thread() / WAVE; }
+
+template <int AXIS>
+ATTN_DEVICE int program() {
+  return emulation::here().id[AXIS];
+}
+
+ATTN_DEVICE void barrier() { emulation::here().wait(emulation::State::at_barrier, "a barrier"); }
+
+ATTN_DEVICE int opaque(int x) { return x; }
+
+ATTN_DEVICE void expect(bool holds, const char *otherwise) {
+  if (!holds) emulation::here().fail(otherwise);
+}
+
+ATTN_DEVICE float exp2(float x) { return ::exp2f(x); }
+ATTN_DEVICE float log2(float x) { return ::log2f(x); }
+ATTN_DEVICE float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
+ATTN_DEVICE float sin_turns(float x) { return float(::sin(x * 6.283185307179586)); }
+ATTN_DEVICE float cos_turns(float x) { return float(::cos(x * 6.283185307179586)); }
+ATTN_DEVICE float sqrt(float x) { return ::sqrtf(x); }
+
+ATTN_DEVICE void atomic_add(float *to, float value) { *to += value; }
+
+namespace detail {
+
+// The lane that a step of exchange reads, as the instructions on the device choose it.
+template <int STEP>
+constexpr int partner(int lane) {
+  if (STEP == 4) return lane / 8 * 8 + 7 - lane % 8;
+  if (STEP == 8) return lane / 16 * 16 + 15 - lane % 16;
+  return lane ^ STEP;
+}
+
+template <class T>
+T offered(const char *bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+inline float number(_Float16 value) { return value; }
+inline float number(float value) { return value; }
+inline float number(short bits) { return __builtin_bit_cast(float, unsigned(static_cast<unsigned short>(bits)) << 16); }
+
+}  // namespace detail
+
+template <int STEP, class T>
+ATTN_DEVICE T exchange(T value) {
+  static_assert(sizeof(T) == 4, "lanes exchange 32 bits");
+  return emulation::meet("an exchange of lanes", value, 0, [](const emulation::Slot *wave) {
+    return detail::offered<T>(wave[detail::partner<STEP>(lane())].a);
+  });
+}
+
+// Element r of a lane: row 8 * (r / 4) + 4 * (lane / 32) + r % 4 of column lane % 32 where M is 32, row
+// 4 * (lane / 16) + r of column lane % 16 where it is 16. Of a and b a lane holds K * M / 64 neighbours along k of row
+// and column lane % M.
+template <int M, int N, int K>
+struct Mfma {
+  template <class V, class C>
+  static C run(V a, V b, C c) {
+    constexpr int held = M * K / WAVE;
+    return emulation::meet("a matrix instruction", a, b, [c](const emulation::Slot *wave) mutable {
+      for (int r = 0; r < M * N / WAVE; ++r) {
+        const int row = M == 32 ? 8 * (r / 4) + 4 * (lane() / 32) + r % 4 : 4 * (lane() / 16) + r;
+        float sum = c[r];
+        for (int k = 0; k < K; ++k) {
+          const V left = detail::offered<V>(wave[k / held * M + row].a);
+          const V right = detail::offered<V>(wave[k / held * N + lane() % N].b);
+          sum += detail::number(left[k % held]) * detail::number(right[k % held]);
+        }
+        c[r] = sum;
+      }
+      return c;
+    });
+  }
+};
+
+template <class... P, class... A>
+int launch(void (*kernel)(P...), Dim3 grid, int threads, void *, A... arguments) {
+  const char *seed = std::getenv("ATTN_EMULATION_SEED");
+  emulation::Program program(threads, seed ? std::atoi(seed) : 1);
+  auto body = [&] { kernel(arguments...); };
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        program.id[0] = x, program.id[1] = y, program.id[2] = z;
+        if (program.run(body)) continue;
+        emulation::last_error() = program.error;
+        return 1;
+      }
+  return 0;
+}
+inline int allocate(void **memory, unsigned long bytes, void *) { return (*memory = std::malloc(bytes)) ? 0 : 2; }
+inline int release(void *memory, void *) { return std::free(memory), 0; }
+
+}  // namespace attn

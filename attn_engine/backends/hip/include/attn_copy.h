@@ -1,0 +1,236 @@
+// Strided tensors in device memory: windows with limits, copies in and out, scattered reads. Addresses have 64 bits.
+#pragma once
+
+namespace attn {
+
+// No limit along an axis of a window.
+struct All {
+  static constexpr bool limited = false;
+  ATTN_DEVICE All from(long long) const { return {}; }
+  ATTN_DEVICE bool has(int) const { return true; }
+  ATTN_DEVICE bool has_run(int, int) const { return true; }
+};
+
+// Indices of the tensor below a limit, and not negative; places in the window count from its start.
+struct Below {
+  static constexpr bool limited = true;
+  long long limit;
+  int first = 0, last = 0;
+  ATTN_DEVICE Below from(long long start) const {
+    const long long rest = limit - start;
+    return {limit, start < 0 ? int(max_of(-start, -0x7FFFFFFFLL)) : 0, int(max_of(min_of(rest, 0x7FFFFFFFLL), 0LL))};
+  }
+  ATTN_DEVICE bool has(int place) const { return place >= first && place < last; }
+  ATTN_DEVICE bool has_run(int place, int n) const { return place >= first && place + n <= last; }
+};
+
+ATTN_DEVICE All all() { return {}; }
+ATTN_DEVICE Below below(long long limit) { return {limit}; }
+
+// A tile of a tensor: row and column count from its corner. UNIT is the axis along which neighbours are expected side
+// by side in memory; they are if `together`.
+template <class T, int UNIT, class B0, class B1>
+struct Window {
+  using Element = T;
+  using Held = typename detail::Stored<T>::type;
+  static constexpr int unit = UNIT;
+  Held *base;
+  long long stride0, stride1;
+  B0 rows;
+  B1 columns;
+
+  template <int AXIS>
+  static constexpr bool limited = AXIS == 0 ? B0::limited : B1::limited;
+
+  ATTN_DEVICE bool together() const { return (UNIT == 0 ? stride0 : stride1) == 1; }
+  ATTN_DEVICE Held *at(int row, int column) const { return base + (row * stride0 + column * stride1); }
+  ATTN_DEVICE bool has(int row, int column) const { return rows.has(row) && columns.has(column); }
+  template <int AXIS>
+  ATTN_DEVICE bool has_run(int row, int column, int n) const {
+    return AXIS == 0 ? rows.has_run(row, n) && columns.has(column) : rows.has(row) && columns.has_run(column, n);
+  }
+
+  // N elements from (row, column) on along AXIS, 0 beyond the limits; one access where they lie together.
+  template <int AXIS, int N, bool TOGETHER>
+  ATTN_DEVICE Vec<T, N> read(int row, int column) const {
+    Vec<T, N> values = Vec<T, N>(Held(0));
+    if constexpr (TOGETHER && N > 1) {
+      // Aligned as its elements are; the device loads it at once all the same.
+      if (has_run<AXIS>(row, column, N)) __builtin_memcpy(&values, at(row, column), N * sizeof(Held));
+      if constexpr (!limited<AXIS>) return values;
+      else if (has_run<AXIS>(row, column, N)) return values;
+    }
+    ATTN_UNROLL for (int e = 0; e < N; ++e) {
+      const int r = AXIS == 0 ? row + e : row, c = AXIS == 0 ? column : column + e;
+      if (has(r, c)) values[e] = *at(r, c);
+    }
+    return values;
+  }
+  template <int AXIS, int N, bool TOGETHER>
+  ATTN_DEVICE void write(int row, int column, Vec<T, N> values) const {
+    if constexpr (TOGETHER && N > 1) {
+      if (has_run<AXIS>(row, column, N)) {
+        __builtin_memcpy(at(row, column), &values, N * sizeof(Held));
+        return;
+      }
+      if constexpr (!limited<AXIS>) return;
+    }
+    ATTN_UNROLL for (int e = 0; e < N; ++e) {
+      const int r = AXIS == 0 ? row + e : row, c = AXIS == 0 ? column : column + e;
+      if (has(r, c)) *at(r, c) = values[e];
+    }
+  }
+};
+
+template <class T, int RANK>
+struct Global {
+  T *data;
+  long long stride[RANK ? RANK : 1];
+  int size[RANK ? RANK : 1];
+
+  template <class... I>
+  ATTN_DEVICE T *at(I... indices) const {
+    long long offset = 0;
+    int axis = 0;
+    ((offset += static_cast<long long>(indices) * stride[axis++]), ...);
+    return data + offset;
+  }
+  template <class... I>
+  ATTN_DEVICE T load(I... indices) const {
+    return *at(indices...);
+  }
+  template <class... I>
+  ATTN_DEVICE T gather(bool guard, I... indices) const {
+    return guard ? *at(indices...) : T{};
+  }
+  template <class... I>
+  ATTN_DEVICE void store(T value, I... indices) const {
+    if (thread() == 0) *at(indices...) = value;
+  }
+
+  // Tile axes along D0 and D1 of the tensor from these indices on; the other indices are fixed.
+  template <int D0, int D1, class B0, class B1, class... I>
+  ATTN_DEVICE auto window(B0 rows, B1 columns, I... indices) const {
+    const long long start[] = {static_cast<long long>(indices)...};
+    constexpr int unit = D0 == RANK - 1 ? 0 : 1;
+    using R = Window<T, unit, decltype(rows.from(0)), decltype(columns.from(0))>;
+    return R{reinterpret_cast<typename R::Held *>(at(indices...)), stride[D0], stride[D1], rows.from(start[D0]),
+             columns.from(start[D1])};
+  }
+  // The same for a tile of rank 1, which is a single row.
+  template <int D, class B, class... I>
+  ATTN_DEVICE auto line(B limit, I... indices) const {
+    const long long start[] = {static_cast<long long>(indices)...};
+    using R = Window<T, 1, All, decltype(limit.from(0))>;
+    return R{reinterpret_cast<typename R::Held *>(at(indices...)), 0, stride[D], All{}, limit.from(start[D])};
+  }
+};
+
+namespace detail {
+
+// 16 bytes, or what divides the tile.
+template <class S, int UNIT>
+constexpr int copy_length() {
+  int n = 16 / int(sizeof(typename S::Held));
+  while (S::size(UNIT) % n) n /= 2;
+  return n;
+}
+
+// The threads share a tile in vectors of N along UNIT. Where that is the rows' axis, neighbouring threads take
+// neighbours of one row, for a column of LDS would fall on one bank.
+template <int THREADS, int UNIT, int N, class S, class F>
+ATTN_DEVICE void for_vectors(F visit) {
+  constexpr int per_line = S::size(UNIT) / N, lines = S::size(1 - UNIT), units = per_line * lines;
+  const auto step = [&](int unit) {
+    if (units % THREADS && unit >= units) return;
+    const int line = UNIT == 1 ? unit / per_line : unit % lines;
+    const int along = (UNIT == 1 ? unit % per_line : unit / lines) * N;
+    visit(UNIT == 0 ? along : line, UNIT == 0 ? line : along);
+  };
+  if constexpr (N > 1) {
+    ATTN_UNROLL for (int first = 0; first < units; first += THREADS) step(first + thread());
+  } else {
+    ATTN_ROLLED for (int first = 0; first < units; first += THREADS) step(first + thread());
+  }
+}
+
+template <int THREADS, int N, class W, class S>
+ATTN_DEVICE void copy_in_vectors(const W &from, S &to) {
+  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) {
+    to.template write<W::unit, N>(row, column, from.template read<W::unit, N, true>(row, column));
+  });
+}
+template <int THREADS, int N, class S, class W>
+ATTN_DEVICE void copy_out_vectors(const S &from, const W &to) {
+  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) {
+    to.template write<W::unit, N, true>(row, column, from.template read<W::unit, N>(row, column));
+  });
+}
+
+}  // namespace detail
+
+template <int THREADS, class W, class T, int H, int WIDTH, class PLACE>
+ATTN_DEVICE void copy_in(const W &from, Shared<T, H, WIDTH, PLACE> &to) {
+  using S = Shared<T, H, WIDTH, PLACE>;
+  if (from.together()) detail::copy_in_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
+  else detail::copy_in_vectors<THREADS, 1>(from, to);
+}
+template <int THREADS, class T, int H, int WIDTH, class PLACE, class W>
+ATTN_DEVICE void copy_out(const Shared<T, H, WIDTH, PLACE> &from, const W &to) {
+  using S = Shared<T, H, WIDTH, PLACE>;
+  if (to.together()) detail::copy_out_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
+  else detail::copy_out_vectors<THREADS, 1>(from, to);
+}
+
+// A fragment's lanes copy their own runs; where those lie apart, or the other way round, one element at a time.
+template <int THREADS, class W, class T, int H, int WIDTH, class L>
+ATTN_DEVICE void copy_in(const W &from, Fragment<T, H, WIDTH, L> &to) {
+  constexpr int along = 1 - L::lane_axis, n = L::run;
+  const auto at = to.place();
+  if (W::unit == along && from.together()) {
+    ATTN_UNROLL for (int i = 0; i < to.count; i += n)
+        to.template set_run<n>(i, from.template read<along, n, true>(at.index(0, i), at.index(1, i)));
+  } else {
+    ATTN_UNROLL for (int i = 0; i < to.count; i += n)
+        to.template set_run<n>(i, from.template read<along, n, false>(at.index(0, i), at.index(1, i)));
+  }
+}
+template <int THREADS, class T, int H, int WIDTH, class L, class W>
+ATTN_DEVICE void copy_out(const Fragment<T, H, WIDTH, L> &from, const W &to) {
+  constexpr int along = 1 - L::lane_axis, n = L::run;
+  if (!from.owner()) return;
+  const auto at = from.place();
+  if (W::unit == along && to.together()) {
+    ATTN_UNROLL for (int i = 0; i < from.count; i += n)
+        to.template write<along, n, true>(at.index(0, i), at.index(1, i), from.template get_run<n>(i));
+  } else {
+    ATTN_UNROLL for (int i = 0; i < from.count; i += n)
+        to.template write<along, n, false>(at.index(0, i), at.index(1, i), from.template get_run<n>(i));
+  }
+}
+
+template <int THREADS, class W, class T, int N, int REMOVED, class L>
+ATTN_DEVICE void copy_in(const W &from, Vector<T, N, REMOVED, L> &to) {
+  const auto at = to.place();
+  ATTN_UNROLL for (int i = 0; i < to.count; ++i)
+      to.set(i, load_lane<T>(from.template read<1, 1, false>(0, at.index(0, i))[0]));
+}
+template <int THREADS, class T, int N, int REMOVED, class L, class W>
+ATTN_DEVICE void copy_out(const Vector<T, N, REMOVED, L> &from, const W &to) {
+  if (!from.owner()) return;
+  const auto at = from.place();
+  ATTN_UNROLL for (int i = 0; i < from.count; ++i)
+      to.template write<1, 1, false>(0, at.index(0, i), Vec<T, 1>(store_lane(from.get(i))));
+}
+
+template <class F, class W>
+ATTN_DEVICE void atomic_add(const F &from, const W &to) {
+  if (!from.owner()) return;
+  const auto at = from.place();
+  ATTN_UNROLL for (int i = 0; i < F::count; ++i) {
+    const int row = F::rank == 1 ? 0 : at.index(0, i), column = at.index(F::rank - 1, i);
+    if (to.has(row, column)) atomic_add(to.at(row, column), from.get(i));
+  }
+}
+
+}  // namespace attn

@@ -1,0 +1,145 @@
+"""Runs clang on emitted text: a code object for a device, a shared library with launchers, or one that emulates.
+
+No ROCm is needed to compile; a library with launchers links with libamdhip64 only where it is there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from attn_engine.errors import BackendError, UnsupportedOpError
+
+_HERE = Path(__file__).parent
+INCLUDE = _HERE / "include"
+EMULATION = _HERE / "emulation"
+_COMPILERS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
+_COMMON = ("-std=c++17", "-fwrapv", "-Wall", "-Wextra")
+_DEVICE = (*_COMMON, "-O3", "-x", "hip", "-nogpuinc", "-nogpulib", "-munsafe-fp-atomics")
+
+
+@cache
+def clang() -> str:
+    """The compiler's path; clang 19 is the one that is tested."""
+    found = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise BackendError("no clang++ here; apt-get install clang-19 llvm-19 lld-19")
+    return found
+
+
+def has_clang() -> bool:
+    try:
+        clang()
+    except BackendError:
+        return False
+    return True
+
+
+def _tool(name: str) -> str:
+    """An LLVM tool of the compiler's version."""
+    version = re.search(r"(-\d+)?$", clang())
+    suffix = version.group() if version else ""
+    found = shutil.which(name + suffix) or shutil.which(name)
+    if found is None:
+        raise BackendError(f"no {name}{suffix} here; apt-get install llvm{suffix}")
+    return found
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BackendError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def _write(source: str, directory: Path) -> Path:
+    path = directory / "kernels.hip"
+    path.write_text(source)
+    return path
+
+
+def compile_object(source: str, arch: str, directory: Path) -> Path:
+    """A code object for one architecture, `gfx90a` or `gfx942`."""
+    target = directory / f"kernels.{arch}.hsaco"
+    options = [f"--offload-arch={arch}", "--offload-device-only", "--no-gpu-bundle-output", f"-I{INCLUDE}"]
+    _run([clang(), *_DEVICE, *options, str(_write(source, directory)), "-o", str(target)])
+    return target
+
+
+def compile_library(source: str, arch: str, directory: Path, link: Sequence[str]) -> Path:
+    """A shared library with the code object inside and the plans as C functions; `link` brings the HIP runtime."""
+    target = directory / "libkernels.so"
+    options = [f"--offload-arch={arch}", f"-I{INCLUDE}", "-shared", "-fPIC", "--no-gpu-bundle-output"]
+    _run([clang(), *_DEVICE, *options, str(_write(source, directory)), "-o", str(target), *link])
+    return target
+
+
+def compile_emulated(source: str, directory: Path) -> Path:
+    """A shared library with the same C functions, whose kernels run on the CPU (x86-64), far from fast."""
+    target = directory / "libemulated.so"
+    options = ["-O1", "-march=native", f"-I{EMULATION}", f"-I{INCLUDE}", "-shared", "-fPIC", "-x", "c++"]
+    _run([clang(), *_COMMON, *options, str(_write(source, directory)), "-o", str(target)])
+    return target
+
+
+# --- what came out -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelObject:
+    """What a kernel needs on the device, read from its code object; spills in bytes per lane."""
+
+    registers: int
+    shared: int
+    spills: int
+    mfma: int
+    barriers: int
+    machine: str
+    """Disassembly."""
+
+
+_SYMBOL = re.compile(r"^[0-9a-f]+ <(\w+)>:$", re.MULTILINE)
+
+
+def inspect(source: str, arch: str) -> dict[str, KernelObject]:
+    """Compiles a text for an architecture that need not be here, and reads each kernel's needs."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = compile_object(source, arch, Path(directory))
+        notes = _run([_tool("llvm-readelf"), "--notes", str(path)])
+        machine = _bodies(_run([_tool("llvm-objdump"), "-d", str(path)]))
+    found: dict[str, KernelObject] = {}
+    for entry in notes.split("- .agpr_count")[1:]:
+        name = _field(entry, "name")
+        if name not in machine:
+            raise UnsupportedOpError(f"kernel {name} without code", "hip")
+        found[name] = _kernel(entry, machine[name])
+    return found
+
+
+def _kernel(notes: str, machine: str) -> KernelObject:
+    return KernelObject(
+        registers=int(_field(notes, "vgpr_count")),
+        shared=int(_field(notes, "group_segment_fixed_size")),
+        spills=int(_field(notes, "private_segment_fixed_size")),
+        mfma=len(re.findall(r"\bv_mfma", machine)),
+        barriers=len(re.findall(r"\bs_barrier", machine)),
+        machine=machine,
+    )
+
+
+def _field(notes: str, name: str) -> str:
+    found = re.search(rf"^\s+\.{name}:\s+(\S+)$", notes, re.MULTILINE)
+    if found is None:
+        raise BackendError(f"the code object's notes lack {name}")
+    return found.group(1)
+
+
+def _bodies(disassembly: str) -> dict[str, str]:
+    parts = _SYMBOL.split(disassembly)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
