@@ -18,6 +18,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule
 from attn_engine.backends.cpu.emit_scalar import SCALAR_RULES
+from attn_engine.backends.cpu.ownership import local
 from attn_engine.backends.cpu.printer import BACKEND, KernelPrinter, shape_text, tuple_of
 from attn_engine.backends.cpu.types import dtype_of
 from attn_engine.backends.plan_python import print_plan
@@ -25,7 +26,7 @@ from attn_engine.dialects import tile
 
 SUPPORT = (
     "at", "cast", "concat", "divsi", "dot", "extsi", "extui", "floordivsi", "full", "iota", "launch", "maxsi", "minsi",
-    "remsi", "select", "shrui", "sitofp", "tensor", "trunci", "unsigned", "wrap",
+    "product", "remsi", "select", "shrui", "sitofp", "tensor", "trunci", "unsigned", "wrap",
 )  # fmt: skip
 MEMORY = ("atomic_add", "gather", "load", "scatter_add", "store")
 BUILTINS = ("abs", "float", "range", "torch")
@@ -92,12 +93,14 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     if plain:
         printer.uniform.add(induction)
     loop = "range" if plain else "programs.loop"
+    buffers = printer.buffers
     with printer.writer.block(f"for {printer.names.of(induction)} in {loop}({', '.join(printer.texts(bounds))}):"):
         printer.print_block(op.body.block)
         new = printer.texts(last.operands)
         if not plain:
             new = [f"programs.keep({n}, {old})" for n, old in zip(new, names, strict=True)]
         printer.writer.line(f"{', '.join(names)} = {', '.join(new)}" if names else "pass")
+    printer.buffers = buffers
     for result, name in zip(op.results, names, strict=True):
         printer.names.bind(result, name)
 
@@ -218,12 +221,15 @@ def _range(printer: KernelPrinter, op: tile.RangeOp) -> None:
 
 
 def _dot(printer: KernelPrinter, op: tile.DotOp) -> None:
-    """A zero constant is not added."""
+    """A zero constant is not added; a product that is free again at the end of its block has one buffer for all trips."""
     a, b, acc = printer.texts([op.a, op.b, op.acc])
     source = op.acc.owner
     if isinstance(source, arith.ConstantOp) and isinstance(source.value, DenseIntOrFPElementsAttr):
         number = tile.splat_of(source.value)
         acc = "None" if isinstance(number, FloatAttr) and number.value.data == 0 else acc
+    if acc == "None" and local(op.result):
+        printer.assign(op, f"product({a}, {b}, programs, {printer.buffer()})")
+        return
     lends = acc != "None" and printer.lends(op.acc, op)
     printer.assign(op, f"dot({a}, {b}, {acc}{f', programs.own({acc})' if lends else ''})")
 

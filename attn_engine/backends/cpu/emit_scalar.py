@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAt
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attn_engine.backends.code_writer import python_literal
+from attn_engine.backends.cpu.ownership import local
 from attn_engine.backends.cpu.printer import KernelPrinter, shape_text
 from attn_engine.backends.cpu.types import (
     FLOAT_COMPARISONS,
@@ -56,17 +57,28 @@ def _result(printer: KernelPrinter, op: Operation, expression: str) -> None:
 
 
 def _in_place(printer: KernelPrinter, op: Operation) -> bool:
-    """Prints an op into the memory of an operand that nobody reads any more, if there is one."""
+    """Prints an op into the memory of an operand that nobody reads any more, or of a buffer, if there is one."""
     text = IN_PLACE.get(type(op))
     if text is None or op.results[0].type != f32 or not printer.is_tensor(op.operands[0]):
         return False
-    lender = next((operand for operand in op.operands if printer.lends(operand, op)), None)
-    if lender is None:
+    out = _destination(printer, op)
+    if out is None:
         return False
     numbers = printer.uniform if not isinstance(SPELLINGS[type(op)], Torch) else set[SSAValue]()
     operands = [printer.names.of(o) if o in numbers else printer.tensor(o) for o in op.operands]
-    _result(printer, op, text.format(*operands, out=f"programs.own({printer.names.of(lender)})"))
+    _result(printer, op, text.format(*operands, out=out))
     return True
+
+
+def _destination(printer: KernelPrinter, op: Operation) -> str | None:
+    """Memory for a result: that of an operand at its last use, else a buffer if the result is no vector."""
+    lender = next((operand for operand in op.operands if printer.lends(operand, op)), None)
+    if lender is not None:
+        return f"programs.own({printer.names.of(lender)})"
+    whole = next((o for o in op.operands if len(printer.axes.get(o, ())) == 2), None)
+    if whole is None or not local(op.results[0]):
+        return None
+    return f"programs.spare({printer.buffer()}, {printer.names.of(whole)})"
 
 
 def _scalar(printer: KernelPrinter, op: Operation) -> None:

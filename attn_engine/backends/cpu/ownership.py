@@ -1,7 +1,8 @@
 """Which tiles a CPU kernel may overwrite: a temporary at its last use lends its memory to the result.
 
 A tile is *owned* when one name, and no view, stands for a buffer of its own: the result of a scalar op
-that has all axes of its map, of a dot, or of a loop whose carry is owned in every iteration.
+that has all axes of its map, of a dot, or of a loop whose carry is owned in every iteration. A tile is
+*local* when its buffer is free again at the end of the block that makes it.
 """
 
 from __future__ import annotations
@@ -119,3 +120,42 @@ def _is_splat(value: SSAValue) -> bool:
     """A splat constant is an expanded number, which `Programs.own` never hands out."""
     op = value.owner
     return isinstance(op, arith.ConstantOp) and isinstance(op.value, DenseIntOrFPElementsAttr) and op.value.is_splat()
+
+
+def local(value: SSAValue) -> bool:
+    """Whether nothing that may share a value's buffer is read after the block that makes it, or its map."""
+    map_ = value.owner.parent_op() if isinstance(value.owner, Operation) else None
+    if isinstance(map_, tile.MapOp):
+        return all(local(map_.outputs[n]) for n in _shared_outputs(value, map_))
+    return all(_stays(use.operation, value) for use in value.uses)
+
+
+def _stays(user: Operation, value: SSAValue) -> bool:
+    """Whether a use, and all uses of results that may be in the same buffer, are in the value's own block."""
+    owner = value.owner
+    if not isinstance(owner, Operation) or user.parent is not owner.parent or user is user.parent.last_op:
+        return False
+    match user:
+        case tile.MapOp():
+            arguments = [a for a, operand in zip(user.body.block.args, user.inputs, strict=True) if operand is value]
+            outputs = {n for argument in arguments for n in _shared_outputs(argument, user)}
+            return all(local(user.outputs[n]) for n in outputs)
+        case tile.DotOp():
+            return value is not user.acc or local(user.result)
+        case tile.ReduceOp() | tile.StoreOp() | tile.AtomicAddOp() | tile.ScatterAddOp():
+            return True
+        case tile.TransposeOp() | tile.SliceOp():
+            return local(user.result)
+        case _:
+            return False
+
+
+def _shared_outputs(value: SSAValue, map_: tile.MapOp) -> set[int]:
+    """Outputs of a map that may be in the buffer of a value inside of it; comparisons make new ones."""
+    found = set[int]()
+    for use in value.uses:
+        if use.operation is map_.body.block.last_op:
+            found.add(use.index)
+        elif not isinstance(use.operation, arith.CmpfOp):
+            found = found.union(*(_shared_outputs(result, map_) for result in use.operation.results))
+    return found

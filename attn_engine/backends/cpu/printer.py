@@ -32,12 +32,19 @@ class KernelPrinter:
         self.uniform: set[SSAValue] = {a for a in kernel.body.block.args if not isinstance(a.type, tile.GlobalType)}
         written = [op for op in kernel.walk() if isinstance(op, tile.StoreOp | tile.AtomicAddOp | tile.ScatterAddOp)]
         self.written = {op.target for op in written}
+        self.buffers = 0
+        """Buffers in use at this point; loops one after the other have the same ones."""
 
     def print_block(self, block: Block) -> None:
         """Prints a block without its terminator."""
         for op in block.ops:
             if op is not block.last_op:
                 find_rule(self.rules, op, BACKEND)(self, op)
+
+    def buffer(self) -> int:
+        """The number of a buffer that belongs to one op of the kernel."""
+        self.buffers += 1
+        return self.buffers
 
     def assign(self, op: Operation, expression: str) -> None:
         self.writer.line(f"{self.names.of(op.results[0])} = {expression}")

@@ -27,7 +27,7 @@ LARGE = 1 << 14
 class Programs:
     """A batch of programs, and which of them are active in the current loop or branch (None: all)."""
 
-    def __init__(self, first: int, ys: range, zs: range):
+    def __init__(self, first: int, ys: range, zs: range, buffers: dict[int, Tensor] | None = None):
         self._ids: tuple[Scalar, Tensor, Tensor] = (
             first,
             torch.arange(ys.start, ys.stop, dtype=torch.int32)[None, :],
@@ -35,6 +35,18 @@ class Programs:
         )
         self.shape = (len(zs), len(ys))
         self.active: Tensor | None = None
+        self._buffers = {} if buffers is None else buffers
+
+    def buffer(self, number: int, shape: tuple[int, ...]) -> Tensor:
+        """Memory that one op of the kernel writes again and again: fresh pages cost as much as a product."""
+        found = self._buffers.get(number)
+        if found is None or found.shape != shape:
+            found = self._buffers[number] = torch.empty(shape)
+        return found
+
+    def spare(self, number: int, like: Tensor) -> Tensor | None:
+        """A buffer of the size of a tile, if every program has its own part of the tile."""
+        return self.buffer(number, like.shape) if like.shape[:2] == self.shape else None
 
     def own(self, value: Tensor) -> Tensor | None:
         """The memory of a tile that is read no more, if every program has its own part of it.
@@ -129,10 +141,11 @@ def launch(kernel: Callable[..., None], grid: Sequence[int], arguments: Sequence
     blocks, heads, batches = grid
     ys = min(heads, BATCH)
     zs = max(1, BATCH // ys)
+    buffers: dict[int, Tensor] = {}
     for z in range(0, batches, zs):
         for y in range(0, heads, ys):
             for block in range(blocks):
-                programs = Programs(block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)))
+                programs = Programs(block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)), buffers)
                 kernel(programs, *arguments)
 
 
@@ -177,6 +190,16 @@ def dot(a: Tensor, b: Tensor, acc: Tensor | None, out: Tensor | None = None) -> 
         return acc + torch.matmul(a, b)
     into = None if out is None else out.flatten(0, 1)
     return torch.baddbmm(acc.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), out=into).view(acc.shape)
+
+
+def product(a: Tensor, b: Tensor, programs: Programs, number: int) -> Tensor:
+    """a @ b in f32, in the buffer of that number."""
+    if a.shape[:2] != b.shape[:2]:
+        return dot(a, b, None)
+    z, y, m, _ = a.shape
+    into = programs.buffer(number, (z * y, m, b.shape[3]))
+    a, b = a.to(torch.float32).flatten(0, 1), b.to(torch.float32).flatten(0, 1)
+    return torch.bmm(a, b, out=into).view(z, y, m, -1)
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
