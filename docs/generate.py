@@ -1,4 +1,4 @@
-"""Writes what is derived: docs/passes.md from the passes themselves, and the figures of README.md from bench/results.
+"""Writes what is derived: docs/passes.md from the passes, tables of backends, the figures of README.md from bench/results.
 
 `python docs/generate.py` writes; `python docs/generate.py --check` only says what is out of date, and exits with 1.
 """
@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from attn_engine.backends.backend import BACKENDS, get_backend  # noqa: E402
 from attn_engine.universe import PASSES  # noqa: E402
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 NO_FIGURES = "No figures have been recorded yet: `make gpu` on a GPU machine writes them to `bench/results`."
 HEADER = """\
 # Passes
@@ -90,20 +91,32 @@ def figures() -> str:
     return "\n\n".join(file.read_text().strip() for file in results) or NO_FIGURES
 
 
-def readme(text: str) -> str:
-    """README.md with the figures between its marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md has lost its marks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{figures()}\n{END}{after}"
+def backends() -> str:
+    """A table of the backends that can be called, in the words of their manifests."""
+    lines = ["| backend | level | |", "|---|---|---|"]
+    for name in BACKENDS:
+        about = inspect.getdoc(import_module(f"attn_engine.backends.{name}.backend")) or ""
+        lines.append(f"| `{name}` | {get_backend(name).level} | {about.splitlines()[0]} |")
+    return "\n".join(lines)
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """A page with new content between `<!-- name -->` and `<!-- /name -->`."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"a page has lost its marks {begin} and {end}")
+    return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 def derived() -> dict[Path, str]:
     """Every derived file and what it should hold."""
+    text, backend_text = ((ROOT / name).read_text() for name in ("README.md", "docs/backends.md"))
     return {
         ROOT / "docs" / "passes.md": passes_page(),
-        ROOT / "README.md": readme((ROOT / "README.md").read_text()),
+        ROOT / "docs" / "backends.md": between_marks(backend_text, "backends", backends()),
+        ROOT / "README.md": between_marks(text, "bench", figures()),
     }
 
 

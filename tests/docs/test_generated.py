@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from attn_engine.backends.backend import BACKENDS
 from attn_engine.universe import PASSES
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +50,15 @@ def test_figures_replace_what_stood_between_the_marks(generate: ModuleType, monk
     (tmp_path / "bench" / "results" / "card.md").write_text("| a | b |\n")
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     text = "before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n"
-    assert generate.readme(text) == "before\n<!-- bench -->\n| a | b |\n<!-- /bench -->\nafter\n"
+    found = generate.between_marks(text, "bench", generate.figures())
+    assert found == "before\n<!-- bench -->\n| a | b |\n<!-- /bench -->\nafter\n"
     with pytest.raises(SystemExit, match="lost its marks"):
-        generate.readme("no marks")
+        generate.between_marks("no marks", "bench", "")
+
+
+def test_every_backend_is_in_the_table():
+    page = (ROOT / "docs" / "backends.md").read_text()
+    assert [name for name in BACKENDS if f"| `{name}` |" not in page] == []
 
 
 def test_options_come_from_fields_and_their_strings(generate: ModuleType):
