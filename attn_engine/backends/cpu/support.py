@@ -8,6 +8,7 @@ scalar is a Python number, or a tensor [z, y] where programs may differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from math import copysign
 from typing import cast as cast_type
 
@@ -35,6 +36,8 @@ class Programs:
         )
         self.shape = (len(zs), len(ys))
         self.active: Tensor | None = None
+        self.views: dict[object, tuple[Tensor, object]] = {}
+        """Memory as this batch sees it, by what picks it; see `memory`."""
         self._buffers = {} if buffers is None else buffers
 
     def buffer(self, number: int, shape: tuple[int, ...]) -> Tensor:
@@ -159,7 +162,13 @@ def number(value: Scalar) -> Scalar:
 
 def tensor(value: Scalar, dtype: torch.dtype) -> Tensor:
     """A tensor, whatever it was."""
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
+    return value if isinstance(value, Tensor) else _constant(value, copysign(1.0, value), dtype)
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: float, sign: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor; zeros of both signs are two."""
+    return torch.tensor(value, dtype=dtype)
 
 
 def at(value: Scalar, rank: int) -> Scalar:
@@ -181,9 +190,14 @@ def iota(start: Scalar, size: int) -> Tensor:
     return torch.arange(int(start), int(start) + size, dtype=torch.int32)[None, None]
 
 
+def f32(value: Tensor) -> Tensor:
+    """The same in f32."""
+    return value if value.dtype is torch.float32 else value.to(torch.float32)
+
+
 def dot(a: Tensor, b: Tensor, acc: Tensor | None, out: Tensor | None = None) -> Tensor:
     """acc + a @ b in f32, one product for the whole batch; `out` may be overwritten."""
-    a, b = a.to(torch.float32), b.to(torch.float32)
+    a, b = f32(a), f32(b)
     if acc is None:
         return torch.matmul(a, b)
     if a.shape[:2] != b.shape[:2] or a.shape[:2] != acc.shape[:2]:
@@ -197,9 +211,9 @@ def product(a: Tensor, b: Tensor, programs: Programs, number: int) -> Tensor:
     if a.shape[:2] != b.shape[:2]:
         return dot(a, b, None)
     z, y, m, _ = a.shape
-    into = programs.buffer(number, (z * y, m, b.shape[3]))
-    a, b = a.to(torch.float32).flatten(0, 1), b.to(torch.float32).flatten(0, 1)
-    return torch.bmm(a, b, out=into).view(z, y, m, -1)
+    into = programs.buffer(number, (z, y, m, b.shape[3]))
+    torch.bmm(f32(a).flatten(0, 1), f32(b).flatten(0, 1), out=into.flatten(0, 1))
+    return into
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
