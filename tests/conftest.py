@@ -9,3 +9,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = str(Path(__file__).parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # the GPU tests also run on a machine's own Python, which need not have it
+    pass
+else:
+    # How fast examples come says something about the machine, which others may share, and nothing about the code.
+    settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any_machine")
