@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attn_engine.arch import Arch
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Schedule, padded
@@ -68,7 +70,7 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     table = _TABLE[arch.name] if BYTES[heads.dtype] == 2 else _WIDE
     size = max(padded(heads.qk), padded(heads.v))
     row = table[next((limit for limit in table if size <= limit), max(table))]
-    shallower = (KernelSchedule(*list(s)[:3], stages) for s in row[kind] for stages in range(s.num_stages, 0, -1))
+    shallower = (replace(s, num_stages=stages) for s in row[kind] for stages in range(s.num_stages, 0, -1))
     for schedule in (*shallower, *_SMALL):
         try:
             schedule.validate(kind, arch, heads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -25,7 +26,8 @@ def arch_of(device: torch.device) -> str:
     """`sm_90`, `gfx942`, or `cpu`."""
     if device.type != "cuda":
         return device.type
-    properties = torch.cuda.get_device_properties(device)
+    cuda: Any = torch.cuda
+    properties: Any = cuda.get_device_properties(device)
     if torch.version.hip:
         return str(properties.gcnArchName).split(":")[0]
     return f"sm_{properties.major}{properties.minor}"

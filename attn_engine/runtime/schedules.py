@@ -9,10 +9,11 @@ from attn_engine.arch import ARCHES, get_arch
 from attn_engine.dialects import attn, tile
 from attn_engine.ir import schedule_table
 from attn_engine.ir.axes import axes_of
-from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Kind, Schedule
+from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Schedule
 from attn_engine.runtime.devices import Target
 
-CPU = Schedule(*(KernelSchedule(256, 256, 1, 1) for _ in Kind))
+_LARGE = KernelSchedule(256, 256, 1, 1)
+CPU = Schedule(forward=_LARGE, rows=_LARGE, dq=_LARGE, dkdv=_LARGE)
 """Large blocks: a CPU wants few and large products."""
 
 OLDEST = "sm_80"

@@ -86,7 +86,7 @@ class BackwardLowering:
         if not last.values and not adds:
             return []
         sizes = [operands.batch, operands.heads, operands.sq]
-        vectors = [
+        vectors: list[SSAValue] = [
             plan.scope.add(tile.AllocOp(sizes, tile.GlobalType(3, f32)), f"row{n}").result
             for n in range(len(last.values))
         ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i64
+from xdsl.dialects.builtin import TensorType, i64
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -23,7 +23,7 @@ def _axes(block: Block, value: SSAValue) -> frozenset[str]:
     if isinstance(value, BlockArgument):
         if value.type == i64:
             return frozenset({ELEMENT_INDICES[value.index - 2]})
-        return frozenset() if isinstance(value.type, tile.TensorType) else frozenset(ELEMENT_INDICES)
+        return frozenset() if isinstance(value.type, TensorType) else frozenset(ELEMENT_INDICES)
     assert isinstance(value.owner, Operation)
     return frozenset(a for o in value.owner.operands for a in _axes(block, o))
 

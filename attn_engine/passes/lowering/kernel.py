@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i32, i64
 from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.utils.hints import isa
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.scope import Index, Scope
@@ -37,7 +38,7 @@ class Head:
 
 def global_of(tensor: Attribute) -> tile.GlobalType:
     """How a kernel sees a tensor operand: rank and element type, sizes and strides at run time."""
-    assert isinstance(tensor, TensorType)
+    assert isa(tensor, TensorType[Attribute])
     return tile.GlobalType(tensor.get_num_dims(), tensor.element_type)
 
 

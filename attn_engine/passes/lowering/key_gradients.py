@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -96,7 +97,7 @@ class KeyGradients:
             new.append(frame.dot(scope, spread(scope, f, frame.shape), right, old, hint))
         return new
 
-    def _store(self, scope: Scope, results: dict[str, SSAValue], k: SSAValue, v: SSAValue) -> None:
+    def _store(self, scope: Scope, results: Mapping[str, SSAValue], k: SSAValue, v: SSAValue) -> None:
         frame, operands = self.frame, self.operands
         for name, loaded, head, vjp, factor in (
             ("dk", k, operands.qk, self.op.key_vjp, frame.take("scale")),

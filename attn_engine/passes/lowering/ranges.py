@@ -88,9 +88,9 @@ def over(
     scope: Scope, runs: Sequence[Span], size: int, carried: Sequence[SSAValue], hint: str, body: Body
 ) -> list[SSAValue]:
     """One scf.for per span, the carried values passed from each to the next; `body` returns their new values."""
-    values = list(carried)
+    values: list[SSAValue] = list(carried)
     for span in runs:
         op, inner, start, inside = loop(scope, span.lo, span.hi, size, values, hint)
         close(inner, body(inner, span.start(inner, start), span.masked, inside))
-        values = list(op.results)
+        values = [*op.results]
     return values

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, TensorType, f32, i32, i64
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 OpT = TypeVar("OpT", bound=Operation)
 Index = SSAValue | int
@@ -39,11 +39,11 @@ class Scope:
 
         return self.add(arith.ConstantOp(FloatAttr(number, f32)), "c").result
 
-    def splat(self, shape: Sequence[int], number: float, hint: str, element: Attribute = f32) -> SSAValue:
+    def splat(self, shape: Sequence[int], number: float, hint: str) -> SSAValue:
         """A tile of one number; the number itself for an empty shape."""
         if not shape:
             return self.real(number)
-        type_ = TensorType(element, shape)
+        type_ = TensorType(f32, shape)
         return self.add(arith.ConstantOp(DenseIntOrFPElementsAttr.from_list(type_, [number]), type_), hint).result
 
     def _binary(self, op: type, a: Index, b: Index, hint: str) -> SSAValue:
