@@ -239,3 +239,40 @@ class StageError(AttnEngineError):
 
 class DefinitionNotFoundError(AttnEngineError):
     """The command line names a definition that is not there."""
+
+
+class AsyncUnsupportedError(AttnEngineError):
+    """A kernel that cannot be scheduled with asynchronous copies and products."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"this attention has no asynchronous kernel: {reason}; use backend 'triton'")
+        self.reason = reason
+
+
+class KernelOptionError(ArgumentError):
+    """A kernel option that does not exist, or has a value that it cannot have."""
+
+    def __init__(self, key: str, problem: str):
+        super().__init__(f"kernel option '{key}': {problem}")
+        self.key = key
+
+
+class CaptureSizeError(AttnEngineError):
+    """A captured tensor that is indexed by the batch or the head, and has fewer entries."""
+
+    def __init__(self, name: str, axis: int, have: int, want: int, what: str):
+        super().__init__(
+            f"captured tensor '{name}' has {have} entries along axis {axis}, which is indexed by the {_COUNTED[what]},"
+            f" of which there are {want}: give it {want} entries"
+        )
+        self.name = name
+
+
+_COUNTED = {"batch": "batch entry", "heads": "query head", "kv_heads": "key head"}
+
+
+class SecondDerivativeError(UnsupportedGradientError):
+    """A gradient of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__("the gradients of attention themselves (a second derivative)")

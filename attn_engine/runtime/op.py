@@ -6,13 +6,27 @@ string. Tensors are batch, head, position, channel; any strides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from attn_engine.errors import SecondDerivativeError
 from attn_engine.runtime.driver import Compiled, lookup
+
+
+def _run(plan: Callable[..., None], device: torch.device, arguments: tuple[Any, ...]) -> None:
+    """Launches where the tensors are, and in the precision that the plan says: not in that of autocast."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            plan(*arguments)
+    elif torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            plan(*arguments)
+    else:
+        plan(*arguments)
 
 
 def _like_queries(q: Tensor, channels: int) -> Tensor:
@@ -37,7 +51,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: floa
     """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
     compiled = lookup(key)
     results = _forward_results(q, v, compiled)
-    compiled.plans["forward"](q, k, v, *results, *captures, scale)
+    _run(compiled.plans["forward"], q.device, (q, k, v, *results, *captures, scale))
     return results
 
 
@@ -69,7 +83,8 @@ def backward(
     """[dq, dk, dv (those wanted)..., gradients of captures (float32)...]."""
     compiled = lookup(key)
     results = _backward_results(q, k, v, captures, compiled)
-    compiled.plans["backward"](q, k, v, o, d_o, *saved, *d_outputs, *captures, *results, scale)
+    arguments = (q, k, v, o, d_o, *saved, *d_outputs, *captures, *results, scale)
+    _run(compiled.plans["backward"], q.device, arguments)
     return results
 
 
@@ -114,3 +129,10 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
 
 
 forward.register_autograd(_gradients, setup_context=_setup)
+
+
+def _no_second_gradients(ctx: Any, *grads: Any) -> None:
+    raise SecondDerivativeError
+
+
+backward.register_autograd(_no_second_gradients, setup_context=lambda ctx, inputs, output: None)

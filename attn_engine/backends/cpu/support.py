@@ -44,7 +44,7 @@ class Programs:
         """Memory that one op of the kernel writes again and again: fresh pages cost as much as a product."""
         found = self._buffers.get(number)
         if found is None or found.shape != shape:
-            found = self._buffers[number] = torch.empty(shape)
+            found = self._buffers[number] = torch.empty(shape, dtype=torch.float32)
         return found
 
     def spare(self, number: int, like: Tensor) -> Tensor | None:
