@@ -33,7 +33,7 @@ class Options:
 
 def parse(arguments: list[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--steps", type=int, default=150, help="training steps of each model")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of each model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("out"), help="a .png file, or a folder for demo.png")
