@@ -276,3 +276,18 @@ class SecondDerivativeError(UnsupportedGradientError):
 
     def __init__(self) -> None:
         super().__init__("the gradients of attention themselves (a second derivative)")
+
+
+class RecurrenceFormError(AttnEngineError):
+    """A recurrence that a form of its kernels does not cover."""
+
+    def __init__(self, what: str, form: str, works: str = "the recurrent form covers it"):
+        super().__init__(f"{what} has no {form} form: {works}")
+        self.what, self.form = what, form
+
+
+class StaticSizeError(AttnEngineError):
+    """A size that kernels need to know when they are compiled."""
+
+    def __init__(self, name: str, size: str):
+        super().__init__(f"the {size} of {name} must be static: give the tensor type a number there")

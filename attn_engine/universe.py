@@ -41,6 +41,8 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "hip-choose-layouts": _lazy("backends.hip.layouts", "HipChooseLayoutsPass"),  # type: ignore[dict-item]
     "hip-place-barriers": _lazy("backends.hip.barriers", "HipPlaceBarriersPass"),  # type: ignore[dict-item]
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
+    "attn-derive-recurrence-backward": _lazy("passes.recurrence_backward", "AttnDeriveRecurrenceBackwardPass"),  # type: ignore[dict-item]
+    "convert-recurrence-to-tile": _lazy("passes.convert_recurrence_to_tile", "ConvertRecurrenceToTilePass"),  # type: ignore[dict-item]
     "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]

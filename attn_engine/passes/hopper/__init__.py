@@ -1,0 +1,1 @@
+"""What the passes towards the async level share: the form of a forward kernel, slices, rows, carries."""

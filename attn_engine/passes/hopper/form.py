@@ -1,0 +1,163 @@
+"""The form of a forward kernel that the async passes take, and why others are not taken.
+
+A block of queries, then loops over blocks of keys, each with two products: scores from the block of keys, then
+weights times the block of values onto an accumulator. What lies between is anything that `tile.map` and
+`tile.reduce` say. The first loop evaluates the mask and bounds its loads, so its body is right for any block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp, TensorType, bf16, f16
+from xdsl.ir import Block, Operation, SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.edit import Signature
+
+_MATRIX_RANK = 2
+_PRODUCTS = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """The two products of one block of keys, and the loads that feed them."""
+
+    scores: tile.DotOp
+    output: tile.DotOp
+    k: tile.LoadOp
+    v: tile.LoadOp
+
+    @property
+    def start(self) -> SSAValue:
+        """The position of the block's first key."""
+        return self.k.indices[2]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward kernel, its launch, and its parts."""
+
+    signature: Signature
+    q: tile.LoadOp
+    store: tile.StoreOp
+    loops: tuple[scf.ForOp, ...]
+
+    @property
+    def kernel(self) -> tile.KernelOp:
+        return self.signature.kernel
+
+    @property
+    def first_query(self) -> SSAValue:
+        return self.store.indices[2]
+
+
+def find_plan(module: ModuleOp, name: str) -> tile.PlanOp | None:
+    return next((o for o in module.ops if isinstance(o, tile.PlanOp) and o.sym_name.data == name), None)
+
+
+def signature_of(module: ModuleOp, plan: tile.PlanOp) -> Signature:
+    """The plan's one launch, and the kernel that it launches."""
+    launches = [o for o in plan.body.block.ops if isinstance(o, tile.LaunchOp)]
+    if len(launches) != 1:
+        raise AsyncUnsupportedError(f"plan @{plan.sym_name.data} launches {len(launches)} kernels instead of one")
+    name = launches[0].kernel.root_reference.data
+    kernel = next(o for o in module.ops if isinstance(o, tile.KernelOp) and o.sym_name.data == name)
+    return Signature(kernel, launches[0])
+
+
+def dots(block: Block) -> list[tile.DotOp]:
+    return [o for o in block.ops if isinstance(o, tile.DotOp)]
+
+
+def step_of(block: Block) -> Step:
+    """The products of a block that holds one step."""
+    found = dots(block)
+    if len(found) != _PRODUCTS:
+        raise AsyncUnsupportedError("its row function takes more than one pass over the keys")
+    scores, output = found
+    turned = scores.b.owner
+    if not isinstance(turned, tile.TransposeOp) or not isinstance(turned.value.owner, tile.LoadOp):
+        raise AsyncUnsupportedError("it modifies keys after loading them, and products read keys from shared memory")
+    if not isinstance(output.b.owner, tile.LoadOp):
+        raise AsyncUnsupportedError("it modifies values after loading them, and products read values from shared memory")
+    if not is_zero(scores.acc):
+        raise AsyncUnsupportedError("its scores start from another value than zero")
+    return Step(scores, output, turned.value.owner, output.b.owner)
+
+
+def is_zero(value: SSAValue) -> bool:
+    """Whether a tile is a constant of zeros."""
+    owner = value.owner
+    if not isinstance(owner, arith.ConstantOp) or not isinstance(owner.value, DenseIntOrFPElementsAttr):
+        return False
+    splat = tile.splat_of(owner.value)
+    return isinstance(splat, FloatAttr) and splat.value.data == 0.0
+
+
+def read_forward(module: ModuleOp, plan_name: str) -> Forward:
+    """The forward kernel of a plan at the value level; raises `AsyncUnsupportedError` if it has another form."""
+    plan = find_plan(module, plan_name)
+    if plan is None:
+        raise AsyncUnsupportedError(f"no plan is named @{plan_name}")
+    signature = signature_of(module, plan)
+    block = signature.kernel.body.block
+    loops = tuple(o for o in block.ops if isinstance(o, scf.ForOp))
+    _check_ops(signature.kernel)
+    if not loops:
+        raise AsyncUnsupportedError("its kernel has no loop over keys")
+    steps = [step_of(loop.body.block) for loop in loops]
+    for step in steps:
+        _check_operand(step.k)
+        _check_operand(step.v)
+    if not steps[0].k.limits:
+        raise AsyncUnsupportedError("its first loop is right for whole blocks of keys only")
+    return Forward(signature, _query(steps[0].scores.a), _output(block), loops)
+
+
+_TAKEN = (
+    *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
+    *(tile.GatherOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+)
+
+
+def _check_ops(kernel: tile.KernelOp) -> None:
+    for op in kernel.walk():
+        known = isinstance(op, _TAKEN) or op.name.startswith(("arith.", "math."))
+        if op is not kernel and not known:
+            raise AsyncUnsupportedError(f"its kernel holds '{op.name}'")
+
+
+def _check_operand(load: tile.LoadOp) -> None:
+    if tile.element_of(load.result) not in (f16, bf16):
+        raise AsyncUnsupportedError(f"its operands are {tile.element_of(load.result)}, not f16 or bf16")
+    if tile.ints_of(load.dims) != (2, 3):
+        raise AsyncUnsupportedError("it loads operands transposed")
+
+
+def _query(value: SSAValue) -> tile.LoadOp:
+    """The load behind the first operand of the scores."""
+    loads = [op for op in _behind(value) if isinstance(op, tile.LoadOp) and len(tile.shape_of(op.result)) == _MATRIX_RANK]
+    if len(loads) != 1:
+        raise AsyncUnsupportedError("its queries come from more than one load")
+    _check_operand(loads[0])
+    return loads[0]
+
+
+def _behind(value: SSAValue) -> Iterator[Operation]:
+    owner = value.owner
+    if isinstance(owner, Operation):
+        yield owner
+        for operand in owner.operands:
+            yield from _behind(operand)
+
+
+def _output(block: Block) -> tile.StoreOp:
+    stores = [o for o in block.ops if isinstance(o, tile.StoreOp) and isinstance(o.value.type, TensorType)]
+    wide = [o for o in stores if len(tile.shape_of(o.value)) == _MATRIX_RANK]
+    if len(wide) != 1 or tile.ints_of(wide[0].dims) != (2, 3) or tile.element_of(wide[0].value) not in (f16, bf16):
+        raise AsyncUnsupportedError("its output is not one tile of f16 or bf16")
+    return wide[0]

@@ -1,0 +1,159 @@
+"""Divides the queries of a persistent kernel among consumers: every tile along the queries becomes a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp, BarrierExpectOp, BarrierWaitOp, MakeBarriersOp
+from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
+from attn_engine.dialects.tile_async_view import RingOp, SlotOp
+from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr, PendingType
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.edit import After, Before, OpT, Signature
+from attn_engine.passes.hopper.rows import own_constants, row_axes, walk
+
+_WARPS = 4
+
+
+@dataclass
+class SplitRows:
+    """One kernel: `part` stands for the number of the consumer, `loads` are the ops that now load queries in parts."""
+
+    signature: Signature
+    block: Block
+    parts: int
+
+    def run(self) -> SSAValue:
+        """Changes the kernel in place and returns `part`."""
+        own_constants(self.block)
+        first = self.block.first_op
+        assert first is not None
+        self.part = Before(first).add(arith.ConstantOp.from_int_and_width(0, 32), "part").result
+        read, store = self._only(ReadOp), self._only(AsyncStoreOp)
+        q0 = store.coordinates[2]
+        ranges = [o for o in walk(self.block) if isinstance(o, tile.RangeOp) and o.start is q0]
+        axes = row_axes(self.block, {read.result: 0, **{o.result: 0 for o in ranges}})
+        self.rows = tile.shape_of(read.result)[0] // self.parts
+        row0 = self._first_row(q0)
+        self._move(q0, row0, axes)
+        self._retype(axes)
+        self._split_query(read, q0)
+        self._split_output(store, row0)
+        for op in walk(self.block):
+            if isinstance(op, AsyncDotOp | DotOperandOp):
+                op.properties["layout"] = MmaLayoutAttr(_WARPS, 1, op.layout.n)
+        return self.part
+
+    def _only(self, kind: type[OpT]) -> OpT:
+        found = [o for o in walk(self.block) if isinstance(o, kind)]
+        if len(found) != 1:
+            raise AsyncUnsupportedError(f"its kernel has {len(found)} '{kind.name}' instead of one")
+        return found[0]
+
+    def _first_row(self, q0: SSAValue) -> SSAValue:
+        """The first query of this consumer."""
+        owner = q0.owner
+        assert isinstance(owner, Operation)
+        scope = After(owner)
+        offset = scope.value(scope.times(self.part, self.rows, "part_rows"))
+        return scope.add(arith.AddiOp(q0, offset), "row0").result
+
+    def _move(self, q0: SSAValue, row0: SSAValue, axes: dict[SSAValue, int]) -> None:
+        """Tiles of queries start at the consumer's first one."""
+        for op in walk(self.block):
+            if isinstance(op, tile.RangeOp) and op.result in axes:
+                op.operands[0] = row0
+            elif isinstance(op, tile.StoreOp) and op.value in axes:
+                self._move_access(op, q0, row0, tile.ints_of(op.dims)[axes[op.value]] + 2)
+            elif isinstance(op, tile.LoadOp) and op.result in axes:
+                self._move_access(op, q0, row0, tile.ints_of(op.dims)[axes[op.result]] + 1)
+
+    def _move_access(self, op: Operation, q0: SSAValue, row0: SSAValue, place: int) -> None:
+        if op.operands[place] is not q0:
+            raise AsyncUnsupportedError(f"'{op.name}' of queries does not start at the block's first query")
+        op.operands[place] = row0
+
+    def _retype(self, axes: dict[SSAValue, int]) -> None:
+        for value, axis in axes.items():
+            type_ = value.type.value if isinstance(value.type, PendingType) else value.type
+            shape = list(tile.shape_of(type_))
+            shape[axis] //= self.parts
+            new = TensorType(tile.element_of(type_), shape)
+            if isinstance(value.owner, arith.ConstantOp):
+                Rewriter.replace_op(value.owner, _constant(value.owner, new))
+            else:
+                pending = isinstance(value.type, PendingType)
+                Rewriter.replace_value_with_new_type(value, PendingType(new) if pending else new)
+
+    def _describe(self, argument: SSAValue) -> tuple[SSAValue, tuple[int, ...]]:
+        """The descriptor's argument with blocks of one part."""
+        described = self.signature.passed(argument).owner
+        assert isinstance(described, DescribeOp)
+        *lead, _, columns = described.result.type.get_shape()  # type: ignore[attr-defined]
+        new = Before(self.signature.launch).add(DescribeOp(described.source, [*lead, self.rows, columns]), "copies")
+        argument = self.signature.replace(argument, new.result)
+        if not described.result.uses:
+            Rewriter.erase_op(described)
+        return argument, (self.rows, columns)
+
+    def _ring(self, old: RingOp, shape: tuple[int, ...]) -> SSAValue:
+        type_ = old.result.type
+        assert isinstance(type_, BufferType)
+        new = RingOp(BufferType([self.parts, *shape], type_.element_type))
+        return Before(old).add(new, old.result.name_hint or "ring").result
+
+    def _split_query(self, read: ReadOp, q0: SSAValue) -> None:
+        """One slot, barrier and copy for each part; the consumer reads its own."""
+        slot = read.source.owner
+        assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
+        load = next(o for o in walk(self.block) if isinstance(o, AsyncLoadOp) and o.target is slot.result)
+        expect, wait = load.prev_op, load.next_op
+        assert isinstance(expect, BarrierExpectOp) and isinstance(wait, BarrierWaitOp)
+        old_ring, old_full = slot.ring.owner, load.barriers.owner
+        descriptor, shape = self._describe(load.descriptor)
+        ring = self._ring(old_ring, shape)
+        assert isinstance(old_full, MakeBarriersOp)
+        full = Before(old_full).add(MakeBarriersOp(self.parts, 1), old_full.result.name_hint or "full").result
+        scope = Before(expect)
+        b, h, _, c = load.coordinates
+        for part in range(self.parts):
+            index = scope.value(part)
+            row = scope.value(scope.plus(q0, part * self.rows, "row"))
+            target = scope.add(SlotOp(ring, index), "q").result
+            copy = AsyncLoadOp(descriptor, [b, h, row, c], target, full, index)
+            scope.add(BarrierExpectOp(full, index, copy.byte_size))
+            scope.add(copy)
+        own = scope.add(SlotOp(ring, self.part), "q").result
+        scope.add(BarrierWaitOp(full, self.part, wait.parity))
+        read.operands[0] = own
+        for op in (load, expect, wait, slot, old_ring, old_full):
+            Rewriter.erase_op(op)
+
+    def _split_output(self, store: AsyncStoreOp, row0: SSAValue) -> None:
+        slot = store.source.owner
+        assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
+        write = next(o for o in walk(self.block) if isinstance(o, WriteOp) and o.target is slot.result)
+        descriptor, shape = self._describe(store.descriptor)
+        ring = slot.ring.owner
+        own = Before(slot).add(SlotOp(self._ring(ring, shape), self.part), "o_slot").result
+        write.operands[1] = own
+        b, h, _, c = store.coordinates
+        Before(store).add(AsyncStoreOp(own, descriptor, [b, h, row0, c]))
+        for op in (store, slot, ring):
+            Rewriter.erase_op(op)
+
+
+def _constant(op: arith.ConstantOp, type_: TensorType) -> arith.ConstantOp:
+    """The same number in another shape."""
+    assert isinstance(op.value, DenseIntOrFPElementsAttr)
+    splat = tile.splat_of(op.value)
+    if splat is None:
+        raise AsyncUnsupportedError("it holds a constant tile of different elements")
+    return arith.ConstantOp(DenseIntOrFPElementsAttr.from_list(type_, [splat.value.data]), type_)  # type: ignore[attr-defined]

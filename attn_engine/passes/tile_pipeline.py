@@ -1,0 +1,221 @@
+"""`tile-pipeline`: operands through rings in shared memory, filled by asynchronous copies; products asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import (
+    AsyncLoadOp,
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
+    BarrierExpectOp,
+    BarrierWaitOp,
+    MakeBarriersOp,
+    ProxyFenceOp,
+)
+from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
+from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.passes.hopper.edit import After, Before, Signature, extend_for, extend_while, yield_more, yields
+from attn_engine.passes.hopper.form import dots, find_plan, is_zero, signature_of, step_of
+
+_LARGEST_N = 256
+
+
+@dataclass
+class _Ring:
+    """Stages of blocks of one operand, a barrier for each, and the descriptor that they are copied through."""
+
+    name: str
+    ring: SSAValue
+    full: SSAValue
+    descriptor: SSAValue
+
+    def load(self, scope: Before, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
+        """Copies what `load` loads into a stage and waits for it; the slot."""
+        slot = scope.add(SlotOp(self.ring, stage), self.name).result
+        copy = AsyncLoadOp(self.descriptor, list(load.indices), slot, self.full, stage)
+        scope.add(BarrierExpectOp(self.full, stage, copy.byte_size))
+        scope.add(copy)
+        scope.add(BarrierWaitOp(self.full, stage, parity))
+        return slot
+
+
+class _Pipeline:
+    """One persistent kernel under conversion."""
+
+    def __init__(self, signature: Signature, loop: scf.WhileOp, stages: int):
+        self.signature, self.loop, self.stages = signature, loop, stages
+        warps = signature.kernel.attributes.get("num_warps")
+        self.warps = warps.value.data if isinstance(warps, builtin.IntegerAttr) else 4
+        first = signature.kernel.body.block.first_op
+        assert first is not None
+        self.top = Before(first)
+        self.zero = self.top.value(0)
+
+    def run(self) -> None:
+        block = self.loop.after_region.block
+        q, store = _query(block), _output(block)
+        step = step_of(block)
+        self.q = self._ring("q", q, 1)
+        self.k, self.v = self._ring("k", step.k, self.stages), self._ring("v", step.v, self.stages)
+        self.loop, (count, tiles) = extend_while(self.loop, [self.zero, self.zero], ["count", "tiles_done"])
+        block = self.loop.after_region.block
+        self._load_query(q, tiles)
+        self._store_output(store)
+        count = self._steps(block, count)
+        scope = Before(yields(block))
+        more = scope.add(arith.AddiOp(tiles, scope.value(1)), "tiles_done").result
+        yield_more(block, [count, more])
+        After(self.loop).add(AsyncStoreWaitOp(0))
+        self.signature.drop_unused()
+
+    def _ring(self, name: str, load: tile.LoadOp, stages: int) -> _Ring:
+        shape = tile.shape_of(load.result)
+        type_ = BufferType([stages, *shape], tile.element_of(load.result))
+        ring = self.top.add(RingOp(type_), f"{name}s").result
+        full = self.top.add(MakeBarriersOp(stages, 1), f"{name}_full").result
+        return _Ring(name, ring, full, self._descriptor(name, load.source, shape))
+
+    def _descriptor(self, name: str, source: SSAValue, shape: Sequence[int]) -> SSAValue:
+        described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(source), [1, 1, *shape]))
+        return self.signature.add(described.result, f"{name}_copies")
+
+    def _load_query(self, load: tile.LoadOp, tiles: SSAValue) -> None:
+        """Through shared memory to registers; the fence lets the next tile's copy follow the read."""
+        scope = Before(load)
+        parity = scope.add(arith.AndIOp(tiles, scope.value(1)), "tile_parity").result
+        slot = self.q.load(scope, load, scope.value(0), parity)
+        read = scope.add(ReadOp(slot), load.result.name_hint or "q").result
+        scope.add(ProxyFenceOp())
+        load.result.replace_all_uses_with(read)
+        Rewriter.erase_op(load)
+
+    def _store_output(self, store: tile.StoreOp) -> None:
+        shape = tile.shape_of(store.value)
+        ring = self.top.add(RingOp(BufferType([1, *shape], tile.element_of(store.value))), "os").result
+        descriptor = self._descriptor("o", store.target, shape)
+        scope = Before(store)
+        scope.add(AsyncStoreWaitOp(0))
+        slot = scope.add(SlotOp(ring, scope.value(0)), "o_slot").result
+        scope.add(WriteOp(store.value, slot))
+        scope.add(ProxyFenceOp())
+        scope.add(AsyncStoreOp(slot, descriptor, list(store.indices)))
+        Rewriter.erase_op(store)
+
+    def _steps(self, block: Block, count: SSAValue) -> SSAValue:
+        """Converts the first step and the loops; `count` is the number of blocks that the program has had."""
+        count = self._step(block, count)
+        for loop in [o for o in block.ops if isinstance(o, scf.ForOp)]:
+            new, (inner,) = extend_for(loop, [count], ["count"])
+            yield_more(new.body.block, [self._step(new.body.block, inner)])
+            count = new.res[-1]
+        return count
+
+    def _step(self, block: Block, count: SSAValue) -> SSAValue:
+        step = step_of(block)
+        scope = Before(step.scores)
+        stages, one = scope.value(self.stages), scope.value(1)
+        stage = scope.add(arith.RemSIOp(count, stages), "stage").result
+        round_ = scope.add(arith.DivSIOp(count, stages), "round").result
+        parity = scope.add(arith.AndIOp(round_, one), "parity").result
+        k = self.k.load(scope, step.k, stage, parity)
+        turned = scope.add(TransposedSlotOp(k), "k_turned").result
+        self._product(step.scores, turned)
+        scope = Before(step.output)
+        self._product(step.output, self.v.load(scope, step.v, stage, parity))
+        for op in (step.k, step.v):
+            _erase_load(op)
+        return After(_last_wait(block)).add(arith.AddiOp(count, one), "count").result
+
+    def _product(self, dot: tile.DotOp, b: SSAValue) -> None:
+        """A product, started and waited for at once."""
+        scope = Before(dot)
+        columns = tile.shape_of(dot.result)[1]
+        layout = MmaLayoutAttr(self.warps, 1, min(columns, _LARGEST_N))
+        a = dot.a if isinstance(dot.a.owner, ReadOp) else scope.add(DotOperandOp(dot.a, layout), "operand").result
+        acc = None if is_zero(dot.acc) and isinstance(b.owner, TransposedSlotOp) else dot.acc
+        pending = scope.add(AsyncDotOp(a, b, acc, layout), "pending")
+        value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
+        dot.result.replace_all_uses_with(value)
+        Rewriter.erase_op(dot)
+
+
+def _erase_load(load: tile.LoadOp) -> None:
+    """The load, and the transpose of it if there is one: nothing reads them any more."""
+    for use in list(load.result.uses):
+        Rewriter.erase_op(use.operation)
+    Rewriter.erase_op(load)
+
+
+def _last_wait(block: Block) -> Operation:
+    return [o for o in block.ops if isinstance(o, WaitOp)][-1]
+
+
+def _query(block: Block) -> tile.LoadOp:
+    first = dots(block)[0]
+    behind = [first.a.owner]
+    while behind:
+        op = behind.pop()
+        if isinstance(op, tile.LoadOp) and len(tile.shape_of(op.result)) == 2:
+            return op
+        if isinstance(op, Operation):
+            behind.extend(o.owner for o in op.operands)
+    raise AsyncUnsupportedError("its queries are not loaded")
+
+
+def _output(block: Block) -> tile.StoreOp:
+    return next(o for o in block.ops if isinstance(o, tile.StoreOp) and len(tile.shape_of(o.value)) == 2)
+
+
+@dataclass(frozen=True)
+class TilePipelinePass(ModulePass):
+    """Moves the operands of a persistent forward kernel through shared memory, and makes its products asynchronous.
+
+    Blocks of keys and of values go through rings of `stages` slots, queries and the output through a slot of their own.
+    Every copy and every product is waited for where it is started: roles and order come later.
+
+    ```
+    %k = tile.load %K[%b, %h, %n0, %c0] dims [2, 3] ... -> tensor<128x64xf16>
+    %t = tile.transpose %k
+    %s = tile.dot %q, %t, %zero ieee
+    ```
+    becomes
+    ```
+    %slot = tile.slot %ks[%stage]
+    tile.barrier_expect %k_full[%stage], 16384
+    tile.async_load %k_copies[%b, %h, %n0, %c0], %slot, %k_full[%stage]
+    tile.barrier_wait %k_full[%stage], %parity
+    %t = tile.transposed_slot %slot
+    %p = tile.async_dot %q, %t layout <4x1, 128>
+    %s = tile.wait 0, %p
+    ```
+    """
+
+    name = "tile-pipeline"
+
+    plan: str = "forward"
+    """The plan whose kernel is changed."""
+    stages: int = AsyncSchedule.stages
+    """Blocks of keys, and of values, that a ring holds."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        plan = find_plan(op, self.plan)
+        if plan is None:
+            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
+        signature = signature_of(op, plan)
+        loops = [o for o in signature.kernel.body.block.ops if isinstance(o, scf.WhileOp)]
+        if len(loops) != 1:
+            raise AsyncUnsupportedError("its kernel is not persistent: run tile-schedule-grid first")
+        _Pipeline(signature, loops[0], self.stages).run()

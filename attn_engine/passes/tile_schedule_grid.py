@@ -1,0 +1,162 @@
+"""`tile-schedule-grid`: one persistent program per multiprocessor, which takes tiles off a counter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.dialects.builtin import FixedBitwidthType, i32
+from xdsl.ir import Block, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_memory import FetchAddOp, ProcessorCountOp
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.passes.hopper.edit import Before, Signature
+from attn_engine.passes.hopper.form import find_plan, signature_of, step_of
+from attn_engine.passes.lowering.scope import Scope
+
+_GRID = 3
+
+
+@dataclass
+class _Tiles:
+    """What the kernel needs to know to turn a tile's number into a block of queries of a head."""
+
+    tiles: SSAValue
+    programs: SSAValue
+    counter: SSAValue
+    row_tiles: SSAValue
+    heads: SSAValue
+    all_heads: SSAValue
+    heads_in_flight: SSAValue
+
+
+def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes: int) -> _Tiles:
+    """Counts tiles and programs in the plan, makes the counter, and launches the programs."""
+    scope = Before(signature.launch)
+    row_tiles, heads, batch = signature.launch.grid
+    all_heads = scope.add(arith.MuliOp(batch, heads), "all_heads").result
+    tiles = scope.add(arith.MuliOp(row_tiles, all_heads), "tiles").result
+    in_flight = _heads_in_flight(scope, heads, all_heads, k, max(1, l2_bytes // position_bytes))
+    processors = scope.add(ProcessorCountOp(), "processors").result
+    programs = scope.value(scope.smaller(processors, tiles, "programs"))
+    counter = scope.add(tile.AllocOp([scope.value(1)], tile.GlobalType(1, i32)), "counter").result
+    scope.add(tile.FillOp(counter, scope.value(0)))
+    signature.grid([programs])
+    values = (tiles, programs, counter, row_tiles, heads, all_heads, in_flight)
+    names = ("tiles", "programs", "counter", "row_tiles", "heads", "all_heads", "heads_in_flight")
+    return _Tiles(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
+
+
+def _heads_in_flight(scope: Before, heads: SSAValue, all_heads: SSAValue, k: SSAValue, room: int) -> SSAValue:
+    """How many query heads run at the same time, so that their keys and values, of `room` positions, stay in L2."""
+    kv_heads = scope.add(tile.DimOp(k, 1), "kv_heads").result
+    group = scope.add(arith.DivSIOp(heads, scope.value(scope.larger(kv_heads, 1))), "group").result
+    positions = scope.larger(scope.add(tile.DimOp(k, 2), "skv").result, 1, "positions")
+    fit = scope.add(arith.DivSIOp(scope.value(room), scope.value(positions)), "fit").result
+    wanted = scope.add(arith.MuliOp(scope.value(scope.larger(fit, 1)), group), "wanted").result
+    # `room` is below 2^24 positions, so the product of fit and group stays in 32 bits for up to 128 heads a group.
+    return scope.value(scope.larger(scope.smaller(wanted, all_heads), 1, "heads_in_flight"))
+
+
+def _place(scope: Scope, number: SSAValue, tiles: _Tiles) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """Row tile, head and batch of a tile: groups of heads one after the other, a group's row tiles across its heads."""
+
+    def divide(a: SSAValue, b: SSAValue, quotient: str, rest: str) -> tuple[SSAValue, SSAValue]:
+        return scope.add(arith.DivSIOp(a, b), quotient).result, scope.add(arith.RemSIOp(a, b), rest).result
+
+    per_group = scope.add(arith.MuliOp(tiles.row_tiles, tiles.heads_in_flight), "per_group").result
+    group, inside = divide(number, per_group, "group", "in_group")
+    first = scope.add(arith.MuliOp(group, tiles.heads_in_flight), "first_head").result
+    left = scope.minus(tiles.all_heads, first, "heads_left")
+    width = scope.value(scope.smaller(tiles.heads_in_flight, left, "width"))
+    row, across = divide(inside, width, "i", "across")
+    head = scope.value(scope.plus(first, across, "head"))
+    batch, h = divide(head, tiles.heads, "b", "h")
+    return row, h, batch
+
+
+def _loop(kernel: tile.KernelOp, tiles: _Tiles) -> None:
+    """Wraps the whole kernel in the loop over tiles."""
+    block = kernel.body.block
+    body, test = Block(arg_types=[i32]), Block(arg_types=[i32])
+    body.args[0].name_hint = test.args[0].name_hint = "tile"
+    inside = Scope(body)
+    place = _place(inside, body.args[0], tiles)
+    for op in list(block.ops):
+        if isinstance(op, tile.EndOp):
+            continue
+        if isinstance(op, tile.ProgramIdOp):
+            op.result.replace_all_uses_with(place[op.axis.value.data])
+            Rewriter.erase_op(op)
+            continue
+        op.detach()
+        body.add_op(op)
+    taken = inside.add(FetchAddOp(tiles.counter, inside.value(0), inside.value(1)), "taken").result
+    inside.add(scf.YieldOp(inside.value(inside.plus(taken, tiles.programs, "next_tile"))))
+    tests = Scope(test)
+    more = tests.add(arith.CmpiOp(test.args[0], tiles.tiles, "slt"), "more").result
+    tests.add(scf.ConditionOp(more, test.args[0]))
+    end = block.last_op
+    assert end is not None
+    first = tile.ProgramIdOp(0)
+    first.result.name_hint = "first_tile"
+    Rewriter.insert_op([first, scf.WhileOp([first], [i32], [test], [body])], InsertPoint.before(end))
+
+
+def _position_bytes(kernel: tile.KernelOp) -> tuple[int, SSAValue]:
+    """Bytes of a key and its value, and the keys."""
+    loop = next((o for o in kernel.body.block.ops if isinstance(o, scf.ForOp)), None)
+    if loop is None:
+        raise AsyncUnsupportedError("its kernel has no loop over keys")
+    step = step_of(loop.body.block)
+    size = 0
+    for load in (step.k, step.v):
+        element = tile.element_of(load.result)
+        assert isinstance(element, FixedBitwidthType)
+        size += tile.shape_of(load.result)[1] * element.bitwidth // 8
+    return size, step.k.source
+
+
+@dataclass(frozen=True)
+class TileScheduleGridPass(ModulePass):
+    """Makes the programs of a forward kernel persistent: as many as there are multiprocessors, tiles by a counter.
+
+    Tiles of the same group of heads run at the same time, so that at most `l2_bytes` of keys and values are
+    in use; heads that share keys count once. Inside of a group the order of the blocks of queries is that of the grid.
+
+    ```
+    tile.kernel @k(...) { %i = tile.program_id 0; %h = tile.program_id 1; %b = tile.program_id 2; body; tile.end }
+    ```
+    becomes
+    ```
+    tile.kernel @k(..., %tiles, %programs, %counter, ...) {
+      %first = tile.program_id 0
+      scf.while (%t = %first) { %more = arith.cmpi slt, %t, %tiles; scf.condition(%more) %t }
+      do { %i, %h, %b from %t; body; %taken = tile.fetch_add %counter[0], 1; scf.yield %taken + %programs }
+      tile.end
+    }
+    ```
+    """
+
+    name = "tile-schedule-grid"
+
+    plan: str = "forward"
+    """The plan whose kernel is changed."""
+    l2_bytes: int = AsyncSchedule.l2_bytes
+    """Bytes of keys and values that the heads in flight may have."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        plan = find_plan(op, self.plan)
+        if plan is None:
+            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
+        signature = signature_of(op, plan)
+        if len(signature.launch.grid) != _GRID:
+            raise AsyncUnsupportedError("its grid is not blocks of queries, heads and batch")
+        size, k = _position_bytes(signature.kernel)
+        tiles = _plan_tiles(signature, size, signature.passed(k), self.l2_bytes)
+        _loop(signature.kernel, tiles)

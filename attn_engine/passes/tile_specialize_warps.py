@@ -1,0 +1,337 @@
+"""`tile-specialize-warps`: a producer that copies and consumers that compute, cut along the dependences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.dialects.builtin import IntegerAttr, i32, i64
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async import RolesOp
+from attn_engine.dialects.tile_async_copy import (
+    AsyncLoadOp,
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
+    BarrierArriveOp,
+    BarrierExpectOp,
+    BarrierWaitOp,
+    MakeBarriersOp,
+    ProxyFenceOp,
+)
+from attn_engine.dialects.tile_async_memory import CellReadOp, CellWriteOp, FetchAddOp, ReadOp, WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BufferType
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.passes.hopper.edit import After, Before, Signature, yields
+from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.rows import walk
+from attn_engine.passes.hopper.slicing import Slice, depends_on
+from attn_engine.passes.hopper.split_rows import SplitRows
+from attn_engine.passes.lowering.scope import Scope
+
+_COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
+_COMPUTES = (
+    *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
+    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp),
+)
+_CELLS = 2
+_WARPS = 4
+
+
+@dataclass
+class _Handshake:
+    """Barriers by which consumers tell the producer that slots are free; which ops belong to which side."""
+
+    block: Block
+    top: Before
+    consumers: int
+    part: SSAValue
+
+    def run(self) -> tuple[list[Operation], list[Operation]]:
+        """Adds the missing half of every handshake; the ops of the producer and of the consumers."""
+        self.produce = [o for o in walk(self.block) if isinstance(o, _COPIES)]
+        self.consume: list[Operation] = [o for o in walk(self.block) if isinstance(o, _COMPUTES)]
+        waits = [o for o in walk(self.block) if isinstance(o, BarrierWaitOp)]
+        self.empty: dict[SSAValue, SSAValue] = {}
+        for expect in [o for o in self.produce if isinstance(o, BarrierExpectOp)]:
+            own = [w for w in waits if w.barriers is expect.barriers]
+            same = [w for w in own if w.index is expect.index] or own
+            self._wait_until_free(expect, same[0])
+        for op in list(self.consume):
+            self._release(op)
+        return self.produce, self.consume
+
+    def _barriers(self, full: SSAValue) -> SSAValue:
+        if full not in self.empty:
+            name = (full.name_hint or "slot").removesuffix("_full")
+            own = any(isinstance(u.operation, BarrierWaitOp) and u.operation.index is self.part for u in full.uses)
+            barriers = MakeBarriersOp(full.type.size.data, 1 if own else self.consumers)  # type: ignore[attr-defined]
+            self.empty[full] = self.top.add(barriers, f"{name}_empty").result
+        return self.empty[full]
+
+    def _wait_until_free(self, expect: BarrierExpectOp, wait: BarrierWaitOp) -> None:
+        """The slot is free one phase after the consumers' last wait for it."""
+        scope = Before(expect)
+        free = scope.add(arith.XOrIOp(wait.parity, scope.value(1)), "free").result
+        self.produce.append(scope.add(BarrierWaitOp(self._barriers(expect.barriers), expect.index, free)))
+
+    def _release(self, op: Operation) -> None:
+        """A slot is free after the fence behind a read of it, and after the wait for a product that reads it."""
+        slots: list[SSAValue] = []
+        if isinstance(op, ReadOp):
+            slots, op = [op.source], _fence_behind(op)
+        elif isinstance(op, WaitOp):
+            dots = [p.owner for p in op.pending]
+            slots = [o for d in dots for o in (d.operands if isinstance(d, Operation) else ())]
+        scope = After(op) if slots else None
+        for slot in slots:
+            found = _slot(slot)
+            full = self._full(found) if found is not None else None
+            if scope is not None and found is not None and full is not None:
+                self.consume.append(scope.add(BarrierArriveOp(self._barriers(full), found.index)))
+
+    def _full(self, slot: SlotOp) -> SSAValue | None:
+        """The barriers on which the copies into a slot's ring land."""
+        for op in self.produce:
+            if isinstance(op, AsyncLoadOp):
+                target = _slot(op.target)
+                if target is not None and target.ring is slot.ring:
+                    return op.barriers
+        return None
+
+
+def _slot(value: SSAValue) -> SlotOp | None:
+    owner = value.owner
+    if isinstance(owner, TransposedSlotOp):
+        owner = owner.source.owner
+    return owner if isinstance(owner, SlotOp) else None
+
+
+def _fence_behind(op: Operation) -> Operation:
+    following = op.next_op
+    assert isinstance(following, ProxyFenceOp), "a read of a slot that is filled again is fenced"
+    return following
+
+
+class _Roles:
+    """Builds the regions of the two roles from the loop of a persistent kernel."""
+
+    def __init__(self, kernel: tile.KernelOp, loop: scf.WhileOp, consumers: int, part: SSAValue, top: Before):
+        self.kernel, self.loop, self.part, self.top = kernel, loop, part, top
+        self.block = loop.after_region.block
+        self.tile, self.count, self.done = self.block.args
+        self.next_tile, self.next_count, self.next_done = yields(self.block).operands
+        self.full = top.add(MakeBarriersOp(_CELLS, 1), "tile_full").result
+        self.empty = top.add(MakeBarriersOp(_CELLS, consumers), "tile_empty").result
+        self.per_tile = depends_on(self.block, self.tile) - depends_on(self.block, part)
+
+    def _published(self, value: SSAValue) -> bool:
+        return value in self.per_tile and value.type == i32
+
+    def build(self, produce: Sequence[Operation], consume: Sequence[Operation]) -> tuple[Block, Block]:
+        """The blocks of consumer and producer."""
+        own = Slice(self.block, lambda value: value is self.part or self._published(value))
+        own.need(consume)
+        for value in (self.next_count, self.next_done):
+            own.need_value(value)
+        self.cells = {value: self._cell(value) for value in dict.fromkeys([self.tile, *own.stopped]) if value is not self.part}
+        return self._consumer(own), self._producer(produce)
+
+    def _cell(self, value: SSAValue) -> SSAValue:
+        return self.top.add(RingOp(BufferType([_CELLS], i32)), f"next_{value.name_hint or 'i'}").result
+
+    # --- consumer
+
+    def _consumer(self, own: Slice) -> Block:
+        role = Block(arg_types=[i32])
+        role.args[0].name_hint = "part"
+        test, body = (Block(arg_types=[i32, i32]) for _ in range(2))
+        for block in (test, body):
+            for argument, hint in zip(block.args, ("count", "tiles_done"), strict=True):
+                argument.name_hint = hint
+        self._await_tile(Scope(test), test)
+        scope = Scope(body)
+        mapping: dict[SSAValue, SSAValue] = {self.part: role.args[0], self.count: body.args[0], self.done: body.args[1]}
+        cell, _ = _cell_of(scope, body.args[1])
+        for value in own.stopped:
+            if value is not self.part:
+                mapping[value] = scope.add(CellReadOp(self.cells[value], cell), value.name_hint or "i").result
+        scope.add(BarrierArriveOp(self.empty, cell))
+        own.copy(scope, mapping)
+        scope.add(scf.YieldOp(mapping[self.next_count], mapping[self.next_done]))
+        outer = Scope(role)
+        zero = outer.value(0)
+        outer.add(scf.WhileOp([zero, zero], [i32, i32], [test], [body]))
+        outer.add(AsyncStoreWaitOp(0))
+        outer.add(tile.EndOp())
+        return role
+
+    def _await_tile(self, scope: Scope, test: Block) -> None:
+        """Waits for the next tile and asks whether there is one."""
+        condition = self.loop.before_region.block.last_op
+        assert isinstance(condition, scf.ConditionOp) and isinstance(condition.condition.owner, arith.CmpiOp)
+        cell, parity = _cell_of(scope, test.args[1])
+        scope.add(BarrierWaitOp(self.full, cell, parity))
+        number = scope.add(CellReadOp(self.cells[self.tile], cell), "tile").result
+        mapping: dict[SSAValue, SSAValue] = {self.loop.before_region.block.args[0]: number}
+        more = scope.add(condition.condition.owner.clone(value_mapper=mapping), "more").result
+        scope.add(scf.ConditionOp(more, *test.args))
+
+    # --- producer
+
+    def _producer(self, produce: Sequence[Operation]) -> Block:
+        role = Block(arg_types=[i32])
+        role.args[0].name_hint = "part"
+        needed = Slice(self.block, lambda value: False)
+        needed.need(produce)
+        shared = Slice(self.block, lambda value: False)
+        for value in (self.next_tile, self.next_count, self.next_done):
+            needed.need_value(value)
+        for value in self.cells:
+            shared.need_value(value)
+        body = Block(arg_types=[i32] * 3)
+        mapping: dict[SSAValue, SSAValue] = {}
+        for old, new in zip(self.block.args, body.args, strict=True):
+            new.name_hint = old.name_hint
+            mapping[old] = new
+        scope = Scope(body)
+        shared.copy(scope, mapping)
+        self._publish(scope, body.args[2], {cell: mapping[value] for value, cell in self.cells.items()})
+        needed.copy(scope, mapping, lambda op: op not in shared.ops)
+        scope.add(scf.YieldOp(*(mapping[v] for v in (self.next_tile, self.next_count, self.next_done))))
+        outer = Scope(role)
+        first = outer.add(tile.ProgramIdOp(0), "first_tile").result
+        zero = outer.value(0)
+        test = self.loop.before_region.clone()
+        loop = outer.add(scf.WhileOp([first, zero, zero], [i32] * 3, test, [body]), "end", "count", "tiles_done")
+        self._publish(outer, loop.res[2], {self.cells[self.tile]: loop.res[0]})
+        outer.add(tile.EndOp())
+        return role
+
+    def _publish(self, scope: Scope, done: SSAValue, values: dict[SSAValue, SSAValue]) -> None:
+        """Tells the consumers of a tile, or that there is none."""
+        cell, parity = _cell_of(scope, done)
+        free = scope.add(arith.XOrIOp(parity, scope.value(1)), "free").result
+        scope.add(BarrierWaitOp(self.empty, cell, free))
+        for target, value in values.items():
+            scope.add(CellWriteOp(value, target, cell))
+        scope.add(BarrierArriveOp(self.full, cell))
+
+
+def _cell_of(scope: Scope, done: SSAValue) -> tuple[SSAValue, SSAValue]:
+    """Which cell a tile uses, and the parity of its phase."""
+    cells = scope.value(_CELLS)
+    cell = scope.add(arith.RemSIOp(done, cells), "cell").result
+    round_ = scope.add(arith.DivSIOp(done, cells), "round").result
+    return cell, scope.add(arith.AndIOp(round_, scope.value(1)), "cell_parity").result
+
+
+def _captures(kernel: tile.KernelOp, blocks: Sequence[Block]) -> list[SSAValue]:
+    """The kernel's values that roles use become arguments of all of them; constants are repeated instead."""
+    captures: dict[SSAValue, None] = {}
+    uses: list[tuple[Block, Operation, int, SSAValue]] = []
+    for block in blocks:
+        for op in block.walk():
+            for place, operand in enumerate(op.operands):
+                owner = operand.owner
+                outer = owner if isinstance(owner, Block) else owner.parent
+                if outer is kernel.body.block:
+                    uses.append((block, op, place, operand))
+    known: dict[tuple[Block, SSAValue], SSAValue] = {}
+    for block, op, place, operand in uses:
+        if isinstance(operand.owner, arith.ConstantOp):
+            if (block, operand) not in known:
+                clone = operand.owner.clone()
+                assert block.first_op is not None
+                block.insert_op_before(clone, block.first_op)
+                known[block, operand] = clone.result
+            op.operands[place] = known[block, operand]
+        else:
+            captures.setdefault(operand)
+    ordered = sorted(captures, key=lambda v: (not isinstance(v, BlockArgument), _position(kernel, v)))
+    for value in ordered:
+        for block in blocks:
+            argument = block.insert_arg(value.type, len(block.args))
+            argument.name_hint = value.name_hint
+            known[block, value] = argument
+    for block, op, place, operand in uses:
+        op.operands[place] = known[block, operand]
+    return ordered
+
+
+def _position(kernel: tile.KernelOp, value: SSAValue) -> int:
+    owner = value.owner
+    return value.index if isinstance(value, BlockArgument) else kernel.body.block.get_operation_index(owner)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class TileSpecializeWarpsPass(ModulePass):
+    """Cuts a persistent, pipelined forward kernel into a producer role and consumer roles of 64 queries each.
+
+    Copies into shared memory, the counter of tiles and all that they depend on go to the producer; products, tiles
+    and stores to the consumers, each with its part of the queries. Loops over keys stand in both. Scalars that depend on the
+    tile are computed by the producer and published in cells; other scalars that both need are computed twice. The producer
+    waits for a slot until all consumers have released it.
+
+    ```
+    scf.while (%tile = %first, ...) { ... } do { address; async_load; barrier_wait; async_dot; wait; ...; fetch_add }
+    ```
+    becomes
+    ```
+    tile.roles (...) : (...)
+      role count 2 warps 4 registers 240 {
+        scf.while (...) { barrier_wait %tile_full; cell_read } do { barrier_wait; async_dot; wait; barrier_arrive %k_empty; ... }
+      }
+      role count 1 warps 1 registers 24 {
+        scf.while (%tile = %first, ...) {...} do { address; cell_write; barrier_wait %k_empty; async_load; ...; fetch_add }
+      }
+    ```
+    """
+
+    name = "tile-specialize-warps"
+
+    plan: str = "forward"
+    """The plan whose kernel is changed."""
+    consumers: int = AsyncSchedule.consumers
+    """Warpgroups that compute."""
+    consumer_registers: int = AsyncSchedule.consumer_registers
+    """Registers of a thread of a consumer."""
+    producer_registers: int = AsyncSchedule.producer_registers
+    """Registers of a thread of the producer."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        plan = find_plan(op, self.plan)
+        if plan is None:
+            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
+        signature = signature_of(op, plan)
+        kernel = signature.kernel
+        loops = [o for o in kernel.body.block.ops if isinstance(o, scf.WhileOp)]
+        if len(loops) != 1:
+            raise AsyncUnsupportedError("its kernel is not pipelined: run tile-pipeline first")
+        self._cut(signature, loops[0])
+        kernel.attributes = {"num_warps": IntegerAttr(_WARPS, i64)}
+
+    def _cut(self, signature: Signature, loop: scf.WhileOp) -> None:
+        kernel = signature.kernel
+        part = SplitRows(signature, loop.after_region.block, self.consumers).run()
+        top = Before(loop)
+        produce, consume = _Handshake(loop.after_region.block, top, self.consumers, part).run()
+        blocks = _Roles(kernel, loop, self.consumers, part, top).build(produce, consume)
+        captures = _captures(kernel, blocks)
+        registers = [self.consumer_registers, self.producer_registers]
+        roles = RolesOp(captures, [self.consumers, 1], [_WARPS, 1], registers, [Region(b) for b in blocks])
+        end = kernel.body.block.last_op
+        assert end is not None
+        Rewriter.insert_op(roles, InsertPoint.before(end))
+        for op in reversed(list(kernel.body.block.ops)):
+            if not isinstance(op, RolesOp | RingOp | MakeBarriersOp | tile.EndOp):
+                Rewriter.erase_op(op)
+        signature.drop_unused()
