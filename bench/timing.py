@@ -25,7 +25,7 @@ def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: int = 5,
     """Median milliseconds per contender; every round runs each of them, so that all see the same clock."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, function in contenders.items():
+    for function in contenders.values():
         function()
         function()
     for _ in range(rounds):

@@ -23,8 +23,8 @@ CONVERT = "convert-attn-to-tile{forward=16,16,4,1 rows=16,16,4,1 dq=16,16,4,1 dk
 
 def definitions() -> dict[str, Definition]:
     torch.manual_seed(1)
-    slopes = torch.rand(4, requires_grad=True)
-    bias = torch.randn(4, 21, 25, requires_grad=True)
+    slopes = torch.rand(2, requires_grad=True)
+    bias = torch.randn(2, 21, 25, requires_grad=True)
     lengths = torch.tensor([0, 13])
     return {
         "causal": Definition(mask_mod=library.causal),
@@ -44,7 +44,7 @@ class Subject:
     def __init__(self, definition: Definition):
         self.traced = build(definition, dtype=torch.float32, head_dim=D, head_dim_v=DV)
         self.trained = [n for n, c in enumerate(self.traced.captures) if c.requires_grad]
-        q, k, v = torch.randn(2, 4, 21, D), torch.randn(2, 2, 25, D), torch.randn(2, 2, 25, DV)
+        q, k, v = torch.randn(2, 2, 21, D), torch.randn(2, 1, 25, D), torch.randn(2, 1, 25, DV)
         self.inputs = [t.double().requires_grad_() for t in (q, k, v)]
         self.captures = [c.detach().double().requires_grad_() if c.requires_grad else c for c in self.traced.captures]
         self.o = run_attention(self.traced.module, *self.inputs, SCALE, self.captures)[0]
