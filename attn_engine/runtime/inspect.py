@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from attn_engine.backends.backend import get_backend
 from attn_engine.errors import StageError
-from attn_engine.frontend.build import build
+from attn_engine.frontend.build import Traced, build
 from attn_engine.frontend.definition import Definition
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
@@ -54,28 +54,33 @@ class Inspection:
         return get_backend(backend).emit(self._tile(lowered, view, backend))
 
     def _traced(self, view: View) -> ModuleOp:
+        return self._trace_for(view).module
+
+    def _trace_for(self, view: View) -> Traced:
+        """The trace for a view; named inputs, which only a call brings, are stood in for."""
+        shapes = self.definition.custom_io.shapes
         return build(
             self.definition,
             dtype=view.dtype,
             head_dim=view.head_dim,
             head_dim_v=view.head_dim_v or view.head_dim,
             return_lse=view.return_lse,
-        ).module
+            custom={name: _stand_in(shape) for name, shape in shapes.items()},
+        )
 
     def _wrt(self, view: View) -> tuple[str, ...]:
         """q, k, v and every captured tensor that requires a gradient."""
         if not view.backward:
             return ()
-        traced = build(
-            self.definition,
-            dtype=view.dtype,
-            head_dim=view.head_dim,
-            head_dim_v=view.head_dim_v or view.head_dim,
-            return_lse=view.return_lse,
-        )
-        return ("q", "k", "v", *(str(n) for n, c in enumerate(traced.captures) if c.requires_grad))
+        captures = self._trace_for(view).captures
+        return ("q", "k", "v", *(str(n) for n, c in enumerate(captures) if c.requires_grad))
 
     def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
         schedule = default_schedule(Target(backend, view.arch), lowered)
         request = Request(self._wrt(view), backend, schedule, positive_scale=True)
         return driver.to_tile(lowered, request, get_backend(backend))
+
+
+def _stand_in(shape: tuple[int | str, ...]) -> torch.Tensor:
+    """A tensor of the rank of a named input."""
+    return torch.empty([size if isinstance(size, int) else 2 for size in shape])

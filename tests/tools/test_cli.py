@@ -22,6 +22,11 @@ plain = attn_engine.compile(mask_mod=causal)
 bad = attn_engine.compile(score_mod=lambda score, b, h, q, kv: score if score > 0 else -score)
 meta = [attn_engine.meta_tensor(1, 2, 64, 32, dtype=torch.float32)] * 3
 engine = attn_engine.AttentionEngine(meta, mask_mod=causal)
+biased = attn_engine.AttentionEngine(
+    meta,
+    attn_engine.CustomIO({"bias": (1, "heads", "seq_len", "seq_len_kv")}),
+    score_mod=lambda score, inputs, b, h, q, kv: score + inputs["bias"],
+)
 
 
 def waits(s):
@@ -101,6 +106,13 @@ def test_an_engine_is_a_definition(run, definitions: str):
     code, out, _ = run("compile", f"{definitions}:engine", "--emit", "traced", "--head-dim", "32")
     assert code == 0
     assert "attn.attention" in out
+
+
+def test_named_inputs_are_stood_in_for(run, definitions: str):
+    code, out, _ = run("compile", f"{definitions}:biased", "--emit", "traced", "--head-dim", "32")
+    assert code == 0
+    assert "captures %bias" in out
+    assert "attn.load %bias" in out
 
 
 def test_neighbours_can_be_imported(run, tmp_path: Path):
