@@ -334,6 +334,25 @@ def test_scatter_add(grid: tuple[int, int, int], guard: bool):
     check(program(body, XY, grid), xy())
 
 
+@pytest.mark.parametrize("grid", [(2, 3, 2), (1, 1, 1)])
+@pytest.mark.parametrize("start", ["%c0", "%c2"])
+@pytest.mark.parametrize("batch", ["%b", "%c1"])
+def test_scatter_add_of_blocks(grid: tuple[int, int, int], start: str, batch: str):
+    """Programs that meet in a block all count, and what is outside of the memory is guarded."""
+    body = f"""{LOAD}
+      %m = tile.range %c0 : tensor<4xi32>
+      %n = tile.range {start} : tensor<4xi32>
+      %ok = tile.map (%n) axes [[0]] : (tensor<4xi32>) -> tensor<4xi1> {{
+      ^bb0(%a: i32):
+        %four = arith.constant 4 : i32
+        %o = arith.cmpi slt, %a, %four : i32
+        tile.yield %o : i1
+      }}
+      tile.scatter_add %t, %y[{batch}, %h, %m, %n] where %ok axes [[], [], [0], [1], [1]]
+        : tensor<4x4xf32>, {G4}, i32, i32, tensor<4xi32>, tensor<4xi32> where tensor<4xi1>"""
+    check(program(body, XY, grid), xy())
+
+
 CONTROL = {
     "range_by_head": "scf.for %n = %c0 to %h step %c1",
     "range_by_batch": "scf.for %n = %b to %c4 step %c1",

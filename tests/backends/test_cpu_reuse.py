@@ -98,6 +98,49 @@ KEPT = {
     ],
 }
 
+DOT = f"%p = tile.dot %t, %t, %z ieee : {T}, {T}, {T} -> {T}"
+LOOP = f"%r = scf.for %n = %c0 to %c4 step %c1 iter_args(%acc = %z) -> ({T}) : i32 {{"
+
+BUFFERED = {
+    "product": [
+        ZERO,
+        LOOP,
+        DOT,
+        scaled("%u", "%p"),
+        f"%s = tile.dot %u, %t, %acc ieee : {T}, {T}, {T} -> {T}",
+        f"scf.yield %s : {T}\n}}",
+    ],
+    "second_reader": [
+        ZERO,
+        LOOP,
+        DOT,
+        scaled("%u", "%p"),
+        scaled("%w", "%p", "3.0"),
+        f"%s = tile.dot %u, %w, %acc ieee : {T}, {T}, {T} -> {T}",
+        f"scf.yield %s : {T}\n}}",
+    ],
+}
+
+NOT_BUFFERED = {
+    "product_is_carried": [ZERO, LOOP, DOT, f"scf.yield %p : {T}\n}}"],
+    "view_is_carried": [ZERO, LOOP, DOT, f"%s = tile.transpose %p : {T} -> {T}", f"scf.yield %s : {T}\n}}"],
+    "sum_in_place_is_carried": [ZERO, LOOP, DOT, added("%s", "%p", "%acc"), f"scf.yield %s : {T}\n}}"],
+}
+
+
+@pytest.mark.parametrize("grid", [(2, 3, 2), (1, 1, 1)])
+@pytest.mark.parametrize("name", [*BUFFERED, *NOT_BUFFERED])
+def test_buffers_do_not_change_results(name: str, grid: tuple[int, int, int]):
+    lines = {**BUFFERED, **NOT_BUFFERED}[name]
+    check(program("\n".join([LOAD, *lines, STORE]), XY, grid), xy())
+
+
+@pytest.mark.parametrize("name", [*BUFFERED, *NOT_BUFFERED])
+def test_a_product_has_one_buffer_where_no_trip_hands_it_on(name: str):
+    lines = {**BUFFERED, **NOT_BUFFERED}[name]
+    source = CPU.emit(legalized(program("\n".join([LOAD, *lines, STORE]), XY)))
+    assert ("= product(" in source) is (name in BUFFERED)
+
 
 @pytest.mark.parametrize("grid", [(2, 3, 2), (1, 1, 1)])
 @pytest.mark.parametrize("name", [*REUSED, *KEPT])

@@ -28,7 +28,8 @@ SUPPORT = (
     "at", "cast", "concat", "divsi", "dot", "extsi", "extui", "floordivsi", "full", "iota", "launch", "maxsi", "minsi",
     "product", "remsi", "select", "shrui", "sitofp", "tensor", "trunci", "unsigned", "wrap",
 )  # fmt: skip
-MEMORY = ("atomic_add", "gather", "load", "scatter_add", "store")
+MEMORY = ("atomic_add", "load", "store")
+GATHER = ("gather", "scatter_add")
 BUILTINS = ("abs", "float", "range", "torch")
 
 
@@ -36,10 +37,11 @@ def emit(module: ModuleOp) -> str:
     """The source text of a Python module with one function per kernel and per plan."""
     writer = CodeWriter()
     writer.line("import torch")
+    writer.line(f"from attn_engine.backends.cpu.gather import {', '.join(GATHER)}")
     writer.line(f"from attn_engine.backends.cpu.memory import {', '.join(MEMORY)}")
     writer.line(f"from attn_engine.backends.cpu.support import {', '.join(SUPPORT)}")
     functions = [op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp | tile.PlanOp)]
-    reserved = (*SUPPORT, *MEMORY, *BUILTINS, *functions)
+    reserved = (*SUPPORT, *GATHER, *MEMORY, *BUILTINS, *functions)
     for op in module.ops:
         writer.line()
         writer.line()

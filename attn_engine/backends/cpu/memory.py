@@ -6,7 +6,6 @@ for the whole batch, at most one fixed index varies along z and at most one alon
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -14,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attn_engine.backends.cpu.support import Programs, Scalar, at, broadcast, number, select, tensor
+from attn_engine.backends.cpu.support import Programs, Scalar, at, broadcast, number, tensor
 
 
 @dataclass
@@ -171,7 +170,7 @@ def load(
     view = _quick(programs, memory, shape, indices, dims, limits) or _view(memory, shape, indices, dims, limits)
     if view is None:
         places, valid = _places(memory, shape, indices, dims, limits, programs.active)
-        return _read(memory, places, valid)
+        return read_places(memory, places, valid)
     if not view.partial:
         return view.memory.clone() if fresh else view.memory
     if view.empty:
@@ -181,7 +180,8 @@ def load(
     return result
 
 
-def _read(memory: Tensor, places: Sequence[Tensor], valid: Tensor) -> Tensor:
+def read_places(memory: Tensor, places: Sequence[Tensor], valid: Tensor) -> Tensor:
+    """One element per place, 0 where it is not valid."""
     if memory.numel() == 0:
         return memory.new_zeros(broadcast(valid.shape, *(p.shape for p in places)))
     return torch.where(valid, memory[tuple(places)], memory.new_zeros(()))
@@ -247,72 +247,3 @@ def _write(memory: Tensor, places: Sequence[Tensor], valid: Tensor, value: Tenso
         return
     index = tuple(p.expand(full)[mask] for p in places)
     memory.index_put_(index, value.expand(full)[mask].to(memory.dtype), accumulate=accumulate)
-
-
-def gather(memory: Tensor, indices: Sequence[Scalar], guard: Scalar) -> Tensor:
-    """One element per element of the indices, 0 where the guard is false."""
-    block = _block(memory, indices, padded=guard is not True)
-    if block is not None:
-        return block if guard is True else _guarded(guard, block)
-    if guard is True:
-        return memory[tuple(tensor(i, torch.int64).to(torch.int64) for i in indices)]
-    where = tensor(guard, torch.bool)
-    return _read(memory, [torch.where(where, i, 0).to(torch.int64) for i in indices], where)
-
-
-def _guarded(guard: Scalar, block: Tensor) -> Tensor:
-    zero = 0.0 if block.dtype == torch.float32 else block.new_zeros(())
-    return cast(Tensor, select(tensor(guard, torch.bool), block, zero))
-
-
-def _block(memory: Tensor, indices: Sequence[Scalar], padded: bool) -> Tensor | None:
-    """A gather as a strided block, if each index is a number or steps evenly along an axis of its own.
-
-    With `padded`, the part of the block outside the memory is 0: no guard lets it through.
-    """
-    rank = max((i.ndim for i in indices if isinstance(i, Tensor)), default=0)
-    picks: list[int | slice] = []
-    axes: list[int] = []
-    shape, inside = [1] * rank, [slice(None)] * rank
-    for index, size in zip(map(number, indices), memory.shape, strict=True):
-        if not isinstance(index, Tensor):
-            if not 0 <= index < size:
-                return None
-            picks.append(int(index))
-            continue
-        long = [axis for axis, length in enumerate(index.shape) if length > 1]
-        if index.ndim != rank or len(long) != 1 or long[0] in axes:
-            return None
-        values = cast(list[int], index.flatten().tolist())
-        step = values[1] - values[0]
-        if step <= 0 or values != list(range(values[0], values[-1] + 1, step)):
-            return None
-        low, high = bisect_left(values, 0), bisect_left(values, size)
-        if not padded and high - low < len(values):
-            return None
-        picks.append(slice(values[low], values[high - 1] + 1, step) if low < high else slice(0, 0))
-        axes.append(long[0])
-        shape[long[0]], inside[long[0]] = len(values), slice(low, max(low, high))
-    view = memory[tuple(picks)].permute([axes.index(axis) for axis in sorted(axes)])
-    for axis in range(rank):
-        view = view if axis in axes else view.unsqueeze(axis)
-    if list(view.shape) == shape:
-        return view
-    block = memory.new_zeros(shape)
-    block[tuple(inside)] = view
-    return block
-
-
-def scatter_add(
-    programs: Programs, value: Scalar, shape: Sequence[int], memory: Tensor, indices: Sequence[Scalar], guard: Scalar
-) -> None:
-    """Adds each element of each active program's tile at its own place."""
-    rank = len(shape)
-    valid = tensor(guard, torch.bool)
-    if programs.active is not None:
-        valid = valid & programs.active.reshape(*programs.active.shape, *[1] * rank)
-    full = (*programs.shape, *shape)
-    mask = valid.expand(full)
-    places = tuple(tensor(i, torch.int64).to(torch.int64).expand(full)[mask] for i in indices)
-    values = tensor(value, memory.dtype).expand(full)[mask]
-    memory.index_put_(places, values.to(memory.dtype), accumulate=True)

@@ -133,7 +133,9 @@ def local(value: SSAValue) -> bool:
 def _stays(user: Operation, value: SSAValue) -> bool:
     """Whether a use, and all uses of results that may be in the same buffer, are in the value's own block."""
     owner = value.owner
-    if not isinstance(owner, Operation) or user.parent is not owner.parent or user is user.parent.last_op:
+    if not isinstance(owner, Operation) or user.parent is None or user.parent is not owner.parent:
+        return False
+    if user is user.parent.last_op:
         return False
     match user:
         case tile.MapOp():
