@@ -339,7 +339,8 @@ def test_scatter_add(grid: tuple[int, int, int], guard: bool):
 @pytest.mark.parametrize("batch", ["%b", "%c1"])
 def test_scatter_add_of_blocks(grid: tuple[int, int, int], start: str, batch: str):
     """Programs that meet in a block all count, and what is outside of the memory is guarded."""
-    body = f"""{LOAD}
+    body = f"""%c2 = arith.constant 2 : i32
+      {LOAD}
       %m = tile.range %c0 : tensor<4xi32>
       %n = tile.range {start} : tensor<4xi32>
       %ok = tile.map (%n) axes [[0]] : (tensor<4xi32>) -> tensor<4xi1> {{
