@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attn_engine import errors as errors
+    from attn_engine import flex as flex
     from attn_engine import library as library
     from attn_engine.errors import AttnEngineError as AttnEngineError
+    from attn_engine.flex import flex_attention as flex_attention
     from attn_engine.frontend.custom_io import CustomIO as CustomIO
     from attn_engine.frontend.custom_io import MetaTensor as MetaTensor
     from attn_engine.frontend.custom_io import meta_tensor as meta_tensor
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
     from attn_engine.runtime.attention import compile as compile
     from attn_engine.runtime.engine import AttentionEngine as AttentionEngine
     from attn_engine.runtime.inspect import View as View
+    from attn_engine.runtime.recurrence import recurrence as recurrence
 
 _HOME = {
     "AttnEngineError": "errors",
+    "flex_attention": "flex",
     "CustomIO": "frontend.custom_io",
     "MetaTensor": "frontend.custom_io",
     "meta_tensor": "frontend.custom_io",
@@ -51,13 +55,14 @@ _HOME = {
     "compile": "runtime.attention",
     "AttentionEngine": "runtime.engine",
     "View": "runtime.inspect",
+    "recurrence": "runtime.recurrence",
 }
 
-__all__ = [*_HOME, "errors", "library"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_HOME, "errors", "flex", "library"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "library"):
+    if name in ("errors", "flex", "library"):
         return import_module(f"attn_engine.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'attn_engine' has no attribute '{name}'")

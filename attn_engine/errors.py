@@ -291,3 +291,17 @@ class StaticSizeError(AttnEngineError):
 
     def __init__(self, name: str, size: str):
         super().__init__(f"the {size} of {name} must be static: give the tensor type a number there")
+
+
+class StateShapeError(ArgumentError):
+    """A decay, beta, weight or state of a recurrence whose shape does not fit its queries, keys and values."""
+
+
+class SequenceBoundsError(ArgumentError):
+    """Bounds of packed sequences that are none."""
+
+    def __init__(self, problem: str):
+        super().__init__(
+            f"cu_seqlens: {problem}; pass int32 or int64 of shape [N + 1], ascending from 0, and pack the sequences in a"
+            " batch of 1"
+        )

@@ -24,6 +24,7 @@ from attn_engine.frontend.softmax_like import is_softmax_like
 from attn_engine.frontend.source import refuse
 from attn_engine.frontend.symbols import Symbol
 from attn_engine.frontend.trace import ELEMENT_TYPES, Tracer, as_operand, choose_arity
+from attn_engine.frontend.vectors import Vector
 
 Arguments: TypeAlias = Sequence[tuple[str, Attribute]]
 
@@ -48,6 +49,8 @@ class Traced:
     final_rowscales: tuple[str, ...]
     positions: tuple[int | str | None, ...]
     reads_values: bool
+    fixed_sizes: dict[tuple[int, int], int]
+    """By (capture, axis) the sizes that the trace holds for."""
 
 
 def build(
@@ -57,28 +60,31 @@ def build(
     head_dim: int,
     head_dim_v: int,
     return_lse: bool = False,
+    return_max: bool = False,
     custom: Mapping[str, torch.Tensor] | None = None,
+    device: torch.device | None = None,
 ) -> Traced:
-    """Trace a definition for tensors of one dtype and head dims."""
+    """Trace a definition for tensors of one dtype and head dims; row outputs are the lse, then the largest score."""
     custom = custom or {}
     check_custom(definition.custom_io, custom)
     tensors, names, complete = reachable_tensors(definition)
     custom = _made_distinct(custom, tensors)
     known = {id(t): n for t, n in zip(reversed(tensors), reversed(names), strict=True)}
-    tracer = Tracer(known | {id(t): name for name, t in custom.items()})
-    regions, final = _trace_all(definition, tracer, custom, return_lse)
+    names_of = known | {id(t): name for name, t in custom.items()}
+    tracer = Tracer(names_of, device=device or torch.device("cpu"))
+    rows = tuple(name for name, wanted in (("lse", return_lse), ("max_scores", return_max)) if wanted)
+    regions, final = _trace_all(definition, tracer, custom, rows)
     used = _drop_unread_captures(tracer, regions)
     originals = [tracer.captures[i].original for i in used]
     return Traced(
-        module=_module(
-            [tracer.captures[i] for i in used], regions, ELEMENT_TYPES[dtype], head_dim, head_dim_v, return_lse
-        ),
+        module=_module([tracer.captures[i] for i in used], regions, ELEMENT_TYPES[dtype], head_dim, head_dim_v, rows),
         captures=[tracer.captures[i].tensor for i in used],
         capture_names=[tracer.captures[i].name for i in used],
         has_lse=return_lse,
         final_rowscales=final,
         positions=tuple(_position(t, tensors if complete else [], custom) for t in originals),
         reads_values=tracer.reads_values,
+        fixed_sizes={(used.index(i), axis): size for (i, axis), size in tracer.fixed_sizes.items() if i in used},
     )
 
 
@@ -87,7 +93,7 @@ def rebind(
 ) -> list[torch.Tensor] | None:
     """The tensors that a definition with the same key reads now, in operand order.
 
-    None where one cannot be located, or where the trace looked at values: then trace again.
+    None where one cannot be located or has another size, or where the trace looked at values: then trace again.
     """
     if traced.reads_values or None in traced.positions:
         return None
@@ -103,7 +109,8 @@ def rebind(
             return None
         else:
             found.append(as_operand(tensors[position]))
-    return found
+    fits = all(found[n].shape[axis] == size for (n, axis), size in traced.fixed_sizes.items())
+    return found if fits else None
 
 
 def _made_distinct(custom: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -127,14 +134,14 @@ def _position(
 
 # Tracing
 def _trace_all(
-    definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor], return_lse: bool
+    definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor], rows: Sequence[str]
 ) -> tuple[dict[str, RegionTrace], tuple[str, ...]]:
     regions: dict[str, RegionTrace] = {}
     if definition.score_mod is not None:
         regions["score_mod"] = _trace_score(definition.score_mod, definition, tracer, custom)
     if definition.mask_mod is not None:
         regions["mask"] = _trace_mask(definition.mask_mod, definition, tracer, custom)
-    regions["row"], final = _trace_row(definition.row or library.softmax, tracer, return_lse)
+    regions["row"], final = _trace_row(definition.row or library.softmax, tracer, rows)
     for name in ("query_mod", "key_mod", "value_mod"):
         function = getattr(definition, name)
         if function is not None:
@@ -181,7 +188,7 @@ def _trace_mask(
 
 
 def _trace_row(
-    function: UserFunction | OnlineFunc, tracer: Tracer, return_lse: bool
+    function: UserFunction | OnlineFunc, tracer: Tracer, rows: Sequence[str]
 ) -> tuple[RegionTrace, tuple[str, ...]]:
     final: list[str] = []
 
@@ -195,7 +202,7 @@ def _trace_row(
         else:
             weight = _row_weight(region, function)
         p = weight.value
-        region.finish(*([p, _lse(region, s, p)] if return_lse else [p]))
+        region.finish(p, *(_lse(region, s, p) if name == "lse" else _largest(region, s).value for name in rows))
 
     table = FOLDING_FUNCTIONS if isinstance(function, OnlineFunc) else ROW_FUNCTIONS
     return tracer.run("row", ROW, table, call), tuple(final)
@@ -222,14 +229,19 @@ def _lse(region: RegionTrace, s: Symbol, p: SSAValue) -> SSAValue:
             "return_lse for a row function that is no softmax: its weight is not exp(s - a) times a value of the row",
             "leave return_lse out, or use a softmax-like row function",
         )
+    m = _largest(region, s)
+    total: Symbol = region.apply("sum", (region.emit(math.ExpOp((s - m).value)),), {})
+    return (m + region.emit(math.LogOp(total.value))).value
+
+
+def _largest(region: RegionTrace, s: Symbol) -> Symbol:
+    """The largest score: the maximum that the function takes itself, if it takes one."""
     maxima = [
         op.result
         for op in region.block.ops
         if isinstance(op, attn.RowReduceOp) and op.kind.data is attn.ReduceKind.MAX and op.value is s.value
     ]
-    m = Symbol(region, maxima[0]) if maxima else region.apply("amax", (s,), {})
-    total: Symbol = region.apply("sum", (region.emit(math.ExpOp((s - m).value)),), {})
-    return (m + region.emit(math.LogOp(total.value))).value
+    return Symbol(region, maxima[0]) if maxima else region.apply("amax", (s,), {})
 
 
 def _trace_element(name: str, function: UserFunction, tracer: Tracer) -> RegionTrace:
@@ -242,6 +254,8 @@ def _trace_element(name: str, function: UserFunction, tracer: Tracer) -> RegionT
 
 
 def _returned(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:
+    if isinstance(result, Vector):
+        result.refuse_whole()
     if not isinstance(result, Symbol | torch.Tensor | bool | int | float):
         kind = "None" if result is None else f"a {type(result).__name__}"
         refuse(
@@ -290,7 +304,7 @@ def _module(
     element: Any,
     head_dim: int,
     head_dim_v: int,
-    has_lse: bool,
+    rows: Sequence[str],
 ) -> ModuleOp:
     def tensor(channels: int) -> TensorType[Any]:
         return TensorType(element, [DYNAMIC_INDEX] * 3 + [channels])
@@ -301,7 +315,7 @@ def _module(
     for argument, name in zip(block.args, arguments, strict=True):
         argument.name_hint = name
     q, k, v, scale, *rest = block.args
-    outputs = [TensorType(f32, [DYNAMIC_INDEX] * 3)] if has_lse else []
+    outputs = [TensorType(f32, [DYNAMIC_INDEX] * 3) for _ in rows]
     attention = attn.AttentionOp(
         operands=[q, k, v, scale, rest],
         result_types=[tensor(head_dim_v), outputs, []],
@@ -310,7 +324,7 @@ def _module(
         ]
         + [[], []],
     )
-    for result, name in zip(attention.results, ("o", "lse"), strict=False):
+    for result, name in zip(attention.results, ("o", *rows), strict=True):
         result.name_hint = name
     block.add_ops([attention, func.ReturnOp(*attention.results)])
     types = [r.type for r in attention.results]

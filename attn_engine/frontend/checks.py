@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from attn_engine.dialects import attn
 from attn_engine.errors import (
     BatchError,
     BlockMaskError,
@@ -27,7 +26,6 @@ from attn_engine.errors import (
     RankError,
     ScaleError,
 )
-from attn_engine.frontend.build import Traced
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -132,20 +130,6 @@ def check_captures(names: Sequence[str], tensors: Sequence[torch.Tensor], device
             raise DeviceError(
                 f"captured tensor '{name}' is on {tensor.device} but q is on {device}: move it before it is captured,"
                 f" {name} = {name}.to('{device}')"
-            )
-
-
-def check_capture_gradients(traced: Traced) -> None:
-    """A capture that requires a gradient is read where one exists: not in the mask alone, and not as an index."""
-    attention = next(op for op in traced.module.walk() if isinstance(op, attn.AttentionOp))
-    smooth = [attention.score_mod, attention.row, attention.query_mod, attention.key_mod, attention.value_mod]
-    count = len(traced.captures)
-    for i, (name, tensor) in enumerate(zip(traced.capture_names, traced.captures, strict=True)):
-        arguments = [region.block.args[len(region.block.args) - count + i] for region in smooth if region is not None]
-        if tensor.requires_grad and not any(argument.uses for argument in arguments):
-            raise NoGradientError(
-                f"captured tensor '{name}' requires a gradient, but only the mask reads it, and a mask has none:"
-                f" capture {name}.detach()"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from xdsl.ir import SSAValue
@@ -51,8 +52,8 @@ class CustomSymbol(Symbol):
     """A named input in a score function: the element that belongs to this score, or any by index."""
 
     def __init__(self, region: RegionTrace, tensor: torch.Tensor, name: str, shape: tuple[int | str, ...]):
-        self.region, self.tensor, self.name, self.shape = region, tensor, name, shape
-        self._element: Symbol | None = None
+        self.region, self.tensor, self.name, self.declared = region, tensor, name, shape
+        self._element: Any = None
 
     @property
     def value(self) -> SSAValue:
@@ -61,7 +62,7 @@ class CustomSymbol(Symbol):
                 hint: Symbol(self.region, a)
                 for (hint, _), a in zip(self.region.leading, self.region.block.args, strict=False)
             }
-            self._element = self.region.load(self.tensor, [self._index(d, arguments) for d in self.shape])
+            self._element = self.region.load(self.tensor, [self._index(d, arguments) for d in self.declared])
         return self._element.value
 
     def _index(self, dimension: int | str, arguments: Mapping[str, Symbol]) -> int | Symbol:
@@ -70,16 +71,16 @@ class CustomSymbol(Symbol):
         if isinstance(dimension, int):
             refuse(
                 CustomInputError,
-                f"input '{self.name}' of shape {self.shape} is used as one number",
-                f"index it: inputs['{self.name}'][...] with {len(self.shape)} indices",
+                f"input '{self.name}' of shape {self.declared} is used as one number",
+                f"index it: inputs['{self.name}'][...] with {len(self.declared)} indices",
             )
         return arguments[{"seq_len": "q_idx", "seq_len_kv": "kv_idx"}.get(dimension, TOKENS[dimension])]
 
-    def __getitem__(self, index: object) -> Symbol:  # type: ignore[override]
+    def __getitem__(self, index: object) -> object:
         return self.region.load(self.tensor, index if isinstance(index, tuple) else (index,))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        return f"<input '{self.name}' {self.shape}>"
+        return f"<input '{self.name}' {self.declared}>"
 
 
 class CustomInputs(Mapping[str, CustomSymbol]):

@@ -12,6 +12,7 @@ from attn_engine.frontend.arithmetic import ARITHMETIC, Unary, truth
 from attn_engine.frontend.region import Function, RegionTrace, as_number, constant_op
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol
+from attn_engine.frontend.vectors import stack, unsqueeze
 
 
 def cast_to(r: RegionTrace, x: object, *args: object, dtype: object = None, **_: object) -> Symbol:
@@ -64,6 +65,27 @@ def full_like(r: RegionTrace, x: object, fill_value: object, **_: object) -> Sym
     return r.emit(arith.SelectOp(r.as_i1(True).value, value.value, value.value), level=r.level(like))
 
 
+def _new_filled(number: float) -> Function:
+    def function(r: RegionTrace, x: object, size: object = (), **options: object) -> Symbol:
+        return new_full(r, x, size, number, **options)
+
+    return function
+
+
+def new_full(
+    r: RegionTrace, x: object, size: object = (), fill_value: object = 0, *, dtype: object = None, **_: object
+) -> Symbol:
+    """A constant of the dtype of `x`, or of another."""
+    if size not in ((), []):
+        refuse(
+            UnsupportedFunctionError,
+            f"a tensor of shape {size} made of a traced value",
+            "a traced value is one number: write x.new_ones(())",
+        )
+    value = r.symbol(fill_value)
+    return _cast(r, value, dtype if isinstance(dtype, torch.dtype) else r.symbol(x).dtype)
+
+
 def refuse_detach(r: RegionTrace, x: object) -> Symbol:
     refuse(
         UnsupportedFunctionError,
@@ -82,12 +104,17 @@ _CASTS: dict[str, Function] = {
     "full_like": full_like,
     "int": _to(torch.int32),
     "long": _to(torch.int64),
+    "new_full": new_full,
+    "new_ones": _new_filled(1),
+    "new_zeros": _new_filled(0),
     "ones_like": _filled(1),
     "positive": same,
+    "stack": stack,
     "tensor": same,
     "to": cast_to,
     "type": cast_to,
     "type_as": cast_to,
+    "unsqueeze": unsqueeze,
     "zeros_like": _filled(0),
 }
 

@@ -30,6 +30,8 @@ Key: TypeAlias = tuple[object, ...]
 _CONSTANT_MODULES = frozenset(
     {"torch", "math", "cmath", "operator", "_operator", "functools", "_functools", "builtins", "typing", "attn_engine"}
 )
+_WALKED = frozenset({"attn_engine.library", "attn_engine.runtime.block_mask", "torch.nn.attention.flex_attention"})
+"""Of those, modules whose functions hold what users gave them."""
 _REFLECTIVE = frozenset(
     {
         "getattr",
@@ -167,7 +169,9 @@ class _Walk:
 
     def function(self, function: types.FunctionType) -> Key:
         module = function.__module__ or ""
-        if _is_constant(module) and module != "attn_engine.library":
+        if _is_constant(module) and not (
+            module in _WALKED and (function.__closure__ or module == "attn_engine.library")
+        ):
             return ("constant", function)
         names = _names(function.__code__)
         if names.imports or names.globals & _REFLECTIVE or "__dict__" in names.attributes:

@@ -205,7 +205,7 @@ class RowVectorSymbol(TracedValue):
             raise AttributeError(name)
         self._refuse()
 
-    def trace_call(self, name: str, args: Sequence[object]) -> RowVectorSymbol:
+    def trace_call(self, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> RowVectorSymbol:
         kinds = {"mul": "mul", "multiply": "mul", "div": "div", "divide": "div", "true_divide": "div"}
         operation = kinds.get(name)
         if operation is None or len(args) != 2 or (operation == "div" and args[0] is not self):

@@ -24,6 +24,7 @@ from attn_engine.errors import (
 )
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol, TracedValue
+from attn_engine.frontend.vectors import Part, Vector
 
 if TYPE_CHECKING:
     from attn_engine.frontend.trace import Tracer
@@ -73,14 +74,17 @@ class RegionTrace:
     def apply(self, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> Any:
         """Call the function of that name on traced values."""
         for argument in args:
-            if isinstance(argument, TracedValue) and (taken := argument.trace_call(name, args)) is not NotImplemented:
-                return taken
+            if isinstance(argument, TracedValue):
+                taken = argument.trace_call(name, args, kwargs)
+                if taken is not NotImplemented:
+                    return taken
         function = self.functions.get(name)
         if torch.is_grad_enabled() != self.grad_enabled:
             refuse(
                 UnsupportedFunctionError,
-                "gradients are switched off for a part of a traced function",
-                "leave torch.no_grad() out; a maximum that only stabilises costs no gradient anyway",
+                "gradients are switched off for a part of a traced function: torch.no_grad or a custom autograd.Function",
+                "leave torch.no_grad() out (a maximum that only stabilises costs no gradient anyway); write a custom"
+                " autograd.Function as plain arithmetic",
             )
         if name.endswith("_") or name == "setitem" or kwargs.get("out") is not None:
             refuse(
@@ -128,6 +132,8 @@ class RegionTrace:
             return self.constant(number, type_ or natural_type(number))
         if isinstance(operand, torch.Tensor):
             operand = self.read_whole(operand)
+        if isinstance(operand, Vector):
+            operand.refuse_whole()
         if not isinstance(operand, Symbol):
             refuse(
                 OperandError,
@@ -199,17 +205,22 @@ class RegionTrace:
             )
         return self.load(tensor, [0] * tensor.ndim)
 
-    def load(self, tensor: torch.Tensor, indices: Sequence[object]) -> Symbol:
-        """One element of a captured tensor."""
+    def load(self, tensor: torch.Tensor, indices: Sequence[object]) -> Any:
+        """One element of a captured tensor, or a part of it where indices are missing."""
+        while indices and _is_everything(indices[-1]):
+            indices = indices[:-1]
+        if indices and isinstance(indices[-1], slice) and len(indices) == tensor.ndim:
+            return Part(self, tensor, tuple(self.index(tensor, i) for i in indices[:-1]))[indices[-1]]
         symbols = [self.index(tensor, index) for index in indices]
-        if len(symbols) != tensor.ndim:
+        if len(symbols) < tensor.ndim:
+            return Part(self, tensor, tuple(symbols))
+        if len(symbols) > tensor.ndim:
             name = self.tracer.name_of(tensor)
-            given = [_spelled(symbol) for symbol in symbols[: tensor.ndim]]
-            missing = ", ".join([*given, *["i", "j", "k"][: tensor.ndim - len(given)]])
+            fitting = ", ".join(symbol.spelled() for symbol in symbols[: tensor.ndim])
             refuse(
                 CaptureIndexError,
                 f"tensor '{name}' has {tensor.ndim} dimensions and is indexed in {len(symbols)} of them",
-                f"give every index at once: {name}[{missing}]; reductions over a row of it belong outside of the function",
+                f"give one index for each: {name}[{fitting}]",
             )
         position = self.tracer.capture(tensor)
         argument = self.capture_argument(position)
@@ -293,16 +304,12 @@ def constant_op(number: bool | int | float, type_: Attribute) -> arith.ConstantO
     return arith.ConstantOp(IntegerAttr(int(number), i1 if type_ == i1 else i64))
 
 
-def _spelled(index: Symbol) -> str:
-    """An index as the user may have written it."""
-    owner = index.value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr):
-        return str(owner.value.value.data)
-    return index.value.name_hint or "index"
-
-
 def _is_float(type_: Attribute) -> bool:
     return str(type_).startswith(("f", "bf"))
+
+
+def _is_everything(index: object) -> bool:
+    return index is Ellipsis or (isinstance(index, slice) and index == slice(None))
 
 
 def _describe(value: object) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from xdsl.dialects.builtin import f32, i1, i64
+from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.builtin import IntegerAttr, f32, i1, i64
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.errors import (
@@ -18,33 +19,23 @@ from attn_engine.errors import (
     OperandError,
     UnsupportedFunctionError,
 )
+from attn_engine.frontend.operators import Operand as Operand
+from attn_engine.frontend.operators import Operators
+from attn_engine.frontend.operators import TracedValue as TracedValue
 from attn_engine.frontend.source import refuse
 
 if TYPE_CHECKING:
     from attn_engine.frontend.region import RegionTrace
 
-Operand: TypeAlias = "Symbol | torch.Tensor | bool | int | float"
-
 _DTYPES: dict[Attribute, torch.dtype] = {f32: torch.float32, i64: torch.int64, i1: torch.bool}
 
 
-class TracedValue:
-    """Whatever stands for data while a user's function runs."""
-
-    def trace_call(self, name: str, args: Sequence[object]) -> Any:
-        """Take over a call that this value is an argument of; NotImplemented where any function may take it."""
-        return NotImplemented
-
-
-class Symbol(TracedValue):
+class Symbol(Operators):
     """A scalar under tracing: f32, i64 or i1.
 
     Every operator, torch function and tensor method that `RegionTrace.functions` knows emits code
     into the region that the symbol belongs to.
     """
-
-    # numpy scalars on the left give way to the reflected operators.
-    __array_ufunc__ = None
 
     def __init__(self, region: RegionTrace, value: SSAValue):
         self.region = region
@@ -73,19 +64,24 @@ class Symbol(TracedValue):
     def ndim(self) -> int:
         return 0
 
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(())
+
+    def spelled(self) -> str:
+        """As an index, the way its user may have written it."""
+        owner = self.value.owner
+        if isinstance(owner, ConstantOp) and isinstance(owner.value, IntegerAttr):
+            return str(owner.value.value.data)
+        return self.value.name_hint or "index"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of the call are: a tensor made inside of the function belongs there."""
+        return self.region.tracer.device
+
     def __repr__(self) -> str:
         return f"<traced {self._value.type} in {self.region.name}>"
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> NoReturn:
-        # While tracing, the mode of the region takes every call before it reaches this place.
-        refuse(
-            LeakedValueError,
-            f"torch.{func.__name__} gets a traced value outside of the function it was traced in",
-            "return the value instead, or compute it anew in the function that needs it",
-        )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -99,132 +95,6 @@ class Symbol(TracedValue):
                 "a traced value is one number: use operators, comparisons and elementwise torch functions",
             )
         return lambda *args, **kwargs: self.region.apply(name, (self, *args), kwargs)
-
-    def _apply(self, name: str, *args: object) -> Any:
-        return self.region.apply(name, args, {})
-
-    # Arithmetic
-    def __add__(self, other: Operand) -> Symbol:
-        return self._apply("add", self, other)
-
-    def __radd__(self, other: Operand) -> Symbol:
-        return self._apply("add", other, self)
-
-    def __sub__(self, other: Operand) -> Symbol:
-        return self._apply("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Symbol:
-        return self._apply("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Symbol:
-        return self._apply("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Symbol:
-        return self._apply("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Symbol:
-        return self._apply("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Symbol:
-        return self._apply("div", other, self)
-
-    def __floordiv__(self, other: Operand) -> Symbol:
-        return self._apply("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Operand) -> Symbol:
-        return self._apply("floor_divide", other, self)
-
-    def __mod__(self, other: Operand) -> Symbol:
-        return self._apply("remainder", self, other)
-
-    def __rmod__(self, other: Operand) -> Symbol:
-        return self._apply("remainder", other, self)
-
-    def __divmod__(self, other: Operand) -> tuple[Symbol, Symbol]:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: Operand) -> tuple[Symbol, Symbol]:
-        return other // self, other % self
-
-    def __pow__(self, other: Operand) -> Symbol:
-        return self._apply("pow", self, other)
-
-    def __rpow__(self, other: Operand) -> Symbol:
-        return self._apply("pow", other, self)
-
-    def __neg__(self) -> Symbol:
-        return self._apply("neg", self)
-
-    def __pos__(self) -> Symbol:
-        return self
-
-    def __abs__(self) -> Symbol:
-        return self._apply("abs", self)
-
-    def __round__(self, digits: int = 0) -> Symbol:
-        return self.region.apply("round", (self,), {"decimals": digits})
-
-    def __floor__(self) -> Symbol:
-        return self._apply("long", self._apply("floor", self))
-
-    def __ceil__(self) -> Symbol:
-        return self._apply("long", self._apply("ceil", self))
-
-    def __trunc__(self) -> Symbol:
-        return self._apply("long", self)
-
-    # Comparisons
-    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
-        return self._apply("eq", self, other)
-
-    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]
-        return self._apply("ne", self, other)
-
-    def __lt__(self, other: Operand) -> Symbol:
-        return self._apply("lt", self, other)
-
-    def __le__(self, other: Operand) -> Symbol:
-        return self._apply("le", self, other)
-
-    def __gt__(self, other: Operand) -> Symbol:
-        return self._apply("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Symbol:
-        return self._apply("ge", self, other)
-
-    # Bits and logic
-    def __and__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_and", self, other)
-
-    def __rand__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_and", other, self)
-
-    def __or__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_or", self, other)
-
-    def __ror__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_or", other, self)
-
-    def __xor__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_xor", other, self)
-
-    def __invert__(self) -> Symbol:
-        return self._apply("bitwise_not", self)
-
-    def __lshift__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_left_shift", self, other)
-
-    def __rlshift__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_left_shift", other, self)
-
-    def __rshift__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_right_shift", self, other)
-
-    def __rrshift__(self, other: Operand) -> Symbol:
-        return self._apply("bitwise_right_shift", other, self)
 
     # What one number under tracing cannot do
     def __bool__(self) -> NoReturn:
@@ -282,7 +152,7 @@ class Symbol(TracedValue):
             "in a row function, torch.ones_like(s).sum() is the number of visible keys; elsewhere there is one number",
         )
 
-    def __getitem__(self, index: object) -> NoReturn:
+    def __getitem__(self, index: object) -> Any:
         refuse(
             OperandError,
             "a traced value is indexed",
@@ -295,4 +165,5 @@ class Symbol(TracedValue):
     def __matmul__(self, other: object) -> NoReturn:
         refuse(UnsupportedFunctionError, "@ on a traced value", "a traced value is one number: write a * b")
 
-    __rmatmul__ = __matmul__
+    def __rmatmul__(self, other: object) -> NoReturn:
+        refuse(UnsupportedFunctionError, "@ on a traced value", "a traced value is one number: write a * b")

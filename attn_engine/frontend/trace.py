@@ -74,8 +74,11 @@ class Tracer:
     """
 
     known_names: Mapping[int, str] = field(default_factory=dict[int, str])
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     captures: list[Capture] = field(default_factory=list[Capture])
     reads_values: bool = False
+    fixed_sizes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By (capture, axis) the sizes that vectors were unrolled to."""
     _numbers: dict[int, tuple[torch.Tensor, bool | int | float]] = field(
         default_factory=dict[int, tuple[torch.Tensor, bool | int | float]]
     )
@@ -126,6 +129,10 @@ class Tracer:
         while name in taken:
             name, number = f"{base}{number}", number + 1
         return name
+
+    def fix_size(self, tensor: torch.Tensor, axis: int) -> None:
+        """The trace holds for tensors of this size along an axis only."""
+        self.fixed_sizes[self.capture(tensor), axis] = tensor.shape[axis]
 
     def element_of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]] | None:
         """The tensor, and the indices into it, that a tensor was read from by constant indices."""

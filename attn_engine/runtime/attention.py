@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attn_engine.frontend.build import Traced, build, rebind
-from attn_engine.frontend.checks import (
-    Sizes,
-    check_capture_gradients,
-    check_captures,
-    check_qkv,
-    check_scale,
-)
+from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.runtime import driver, op
+from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.inspect import Inspection
+from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.schedules import default_schedule
 
 UserFunction = Callable[..., Any]
 
+_NOT_COMPILED = torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call")
+"""`torch.compile` breaks its graph at what this decorates."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A traced definition and its printed module, which names it for the compiler."""
+    """A traced definition without the tensors of the call that traced it; its text names it for the compiler."""
 
     traced: Traced
     text: str
+    rules: CaptureRules
+
+
+@dataclass(eq=False)
+class Memory:
+    """What was traced and compiled; it holds neither tensors nor definitions, so that none is kept alive."""
+
+    traces: dict[object, Trace] = field(default_factory=dict[object, Trace])
+    compiled: dict[object, Compiled] = field(default_factory=dict[object, Compiled])
 
 
 @dataclass(eq=False)
@@ -42,13 +50,17 @@ class Attention(Inspection):
     """A compiled attention: call it with q, k and v; inspect it with `ir` and `source`.
 
     Kernels are built when first needed for a dtype, head dims and a set of tensors that need
-    gradients, and kept in memory. New lengths, batches and numbers of heads build nothing.
+    gradients, and kept in memory. New lengths, batches and numbers of heads build nothing. Copies and
+    pickles carry no kernels.
     """
 
     definition: Definition
     backend: str | None = None
-    _traces: dict[object, Trace] = field(default_factory=dict[object, Trace], repr=False)
-    _compiled: dict[object, Compiled] = field(default_factory=dict[object, Compiled], repr=False)
+    options: KernelOptions = field(default_factory=KernelOptions)
+    _memory: Memory = field(default_factory=Memory, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": Memory()}
 
     def __call__(
         self,
@@ -69,50 +81,67 @@ class Attention(Inspection):
         Raises:
             AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
         """
-        sizes = check_qkv(q, k, v)
-        factor = check_scale(self.definition.default_scale(sizes.head_dim) if scale is None else scale)
-        trace, captures = self._trace(q.dtype, sizes, return_lse, custom or {})
-        check_captures(trace.traced.capture_names, captures, q.device)
-        if torch.is_grad_enabled():
-            check_capture_gradients(trace.traced)
-        compiled = self._compile(trace, q, wrt_of(q, k, v, captures), factor > 0)
-        results = op.forward(q, k, v, captures, factor, compiled.key)
+        results = self.rows(q, k, v, scale=scale, return_lse=return_lse, custom=custom)
         return (results[0], results[1]) if return_lse else results[0]
 
+    @_NOT_COMPILED
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        return_lse: bool = False,
+        return_max: bool = False,
+        custom: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor]:
+        """[o, then of lse and largest score, each [B, H, Sq], those asked for]; as in a plain call otherwise."""
+        sizes = check_qkv(q, k, v)
+        factor = check_scale(self.definition.default_scale(sizes.head_dim) if scale is None else scale)
+        trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
+        check_captures(trace.rules.names, captures, q.device)
+        trace.rules.check(captures, sizes)
+        compiled = self._compile(trace, q, wrt_of(q, k, v, captures), factor > 0)
+        return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
+
     def _trace(
-        self, dtype: torch.dtype, sizes: Sizes, return_lse: bool, custom: Mapping[str, Tensor]
+        self, q: Tensor, sizes: Sizes, rows: tuple[bool, bool], custom: Mapping[str, Tensor]
     ) -> tuple[Trace, list[Tensor]]:
         """The trace for these types and the tensors that the definition reads now; traced again only if need be."""
         identity = definition_key(self.definition)
         kinds = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in custom.items())
-        key = (identity, dtype, sizes.head_dim, sizes.head_dim_v, return_lse, kinds)
-        if identity is not None and key in self._traces:
-            trace = self._traces[key]
-            captures = rebind(self.definition, trace.traced, custom)
-            if captures is not None:
-                return trace, captures
+        key = (identity, q.dtype, q.device, sizes.head_dim, sizes.head_dim_v, rows, kinds)
+        known = self._memory.traces.get(key) if identity is not None else None
+        captures = rebind(self.definition, known.traced, custom) if known is not None else None
+        if known is not None and captures is not None:
+            return known, captures
         traced = build(
             self.definition,
-            dtype=dtype,
+            dtype=q.dtype,
             head_dim=sizes.head_dim,
             head_dim_v=sizes.head_dim_v,
-            return_lse=return_lse,
+            return_lse=rows[0],
+            return_max=rows[1],
             custom=custom,
+            device=q.device,
         )
-        trace = Trace(traced, str(traced.module))
+        rules = capture_rules(traced.module, traced.capture_names)
+        trace = Trace(replace(traced, captures=[]), str(traced.module), rules)
         if identity is not None:
-            self._traces[key] = trace
+            self._memory.traces[key] = trace
         return trace, traced.captures
 
     def _compile(self, trace: Trace, q: Tensor, wrt: tuple[str, ...], positive: bool) -> Compiled:
         target: Target = target_of(q.device, self.backend)
         tf32 = q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
         key = (trace.text, target, wrt, tf32, positive)
-        if key not in self._compiled:
-            schedule = default_schedule(target, trace.traced.module, tf32)
+        found = self._memory.compiled.get(key)
+        if found is None:
+            schedule = self.options.apply(default_schedule(target, trace.traced.module, tf32))
             request = Request(wrt, target.backend, schedule, positive)
-            self._compiled[key] = driver.compile_traced(trace.traced.module, trace.text, request)
-        return self._compiled[key]
+            found = self._memory.compiled[key] = driver.compile_traced(trace.traced.module, trace.text, request)
+        return found
 
 
 def wrt_of(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[str, ...]:
@@ -145,6 +174,7 @@ def compile(
     return Attention(Definition(score_mod, mask_mod, row, query_mod, key_mod, value_mod), backend=backend)
 
 
+@_NOT_COMPILED
 def attention(
     q: Tensor,
     k: Tensor,
@@ -163,21 +193,16 @@ def attention(
     1 / sqrt(head dim) by default. What was compiled is found again by what the functions are.
     """
     definition = Definition(score_mod, mask_mod, row)
-    return _SHARED.with_definition(definition, backend)(q, k, v, scale=scale, return_lse=return_lse)
+    return shared_attention(definition, backend)(q, k, v, scale=scale, return_lse=return_lse)
 
 
-class _Shared:
-    """Compilations shared by all calls of `attention`: one `Attention` per definition that can be told apart."""
-
-    def __init__(self) -> None:
-        self.known: dict[object, Attention] = {}
-
-    def with_definition(self, definition: Definition, backend: str | None) -> Attention:
-        identity = definition_key(definition)
-        if identity is None:
-            return Attention(definition, backend)
-        found = self.known.setdefault((identity, backend), Attention(definition, backend))
-        return Attention(definition, backend, found._traces, found._compiled)  # pyright: ignore[reportPrivateUsage]
+_SHARED: dict[object, Memory] = {}
 
 
-_SHARED = _Shared()
+def shared_attention(definition: Definition, backend: str | None, options: KernelOptions | None = None) -> Attention:
+    """An `Attention` that shares its compilations with all that have the same definition, if that can be told."""
+    options = options or KernelOptions()
+    identity = definition_key(definition)
+    if identity is None:
+        return Attention(definition, backend, options)
+    return Attention(definition, backend, options, _SHARED.setdefault((identity, backend, options), Memory()))

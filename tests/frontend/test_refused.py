@@ -88,7 +88,7 @@ def unknown_function(score, b, h, q_idx, kv_idx):
 
 
 def unknown_method(score, b, h, q_idx, kv_idx):
-    return score.unsqueeze(0)  # here
+    return score.reshape(1)  # here
 
 
 def detached(score, b, h, q_idx, kv_idx):
@@ -159,7 +159,7 @@ def max_in_score(score, b, h, q_idx, kv_idx):
 
 
 def row_of_capture(score, b, h, q_idx, kv_idx):
-    return score + TABLE[h].sum()  # here
+    return score + TABLE[h]  # here
 
 
 def slice_of_capture(score, b, h, q_idx, kv_idx):
@@ -247,7 +247,7 @@ REFUSED = [
     (python_list, errors.ConcreteValueError, "torch.tensor(values)"),
     (python_dict, errors.ConcreteValueError, "tensor"),
     (unknown_function, errors.UnsupportedFunctionError, "'lgamma'"),
-    (unknown_method, errors.UnsupportedFunctionError, ".unsqueeze"),
+    (unknown_method, errors.UnsupportedFunctionError, ".reshape"),
     (detached, errors.UnsupportedFunctionError, "detach the tensors before"),
     (half_cast, errors.UnsupportedFunctionError, "torch.float16"),
     (matmul, errors.UnsupportedFunctionError, "a * b"),
@@ -263,8 +263,8 @@ REFUSED = [
     (sum_in_score, errors.ReductionError, "'sum' in score_mod"),
     (softmax_in_score, errors.ReductionError, "row function"),
     (max_in_score, errors.ReductionError, "torch.maximum"),
-    (row_of_capture, errors.CaptureIndexError, "TABLE[h, i]"),
-    (slice_of_capture, errors.CaptureIndexError, "outside of the function"),
+    (row_of_capture, errors.CaptureIndexError, "torch.dot(a, b)"),
+    (slice_of_capture, errors.CaptureIndexError, "torch.dot(a, b)"),
     (whole_capture, errors.CaptureIndexError, "TABLE[q_idx, kv_idx]"),
     (float_index, errors.CaptureIndexError, "x.long()"),
     (too_many_indices, errors.CaptureIndexError, "TABLE[b, h]"),

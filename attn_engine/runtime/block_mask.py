@@ -1,0 +1,176 @@
+"""Masks with their sizes: `BlockMask` of ours, and what torch's own BlockMask objects mean.
+
+A torch BlockMask is a table of blocks (hidden, partial, full) and a function that decides in partial blocks
+only. Where the table is what the function gives, the function alone is the mask, and is analysed; otherwise
+the mask reads the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+
+from attn_engine.dialects.attn import AttentionOp
+from attn_engine.errors import BlockMaskError
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
+from attn_engine.interpreters.attn_common import index_grid
+from attn_engine.interpreters.scalar import oracle_dtypes, run_region
+
+Mask = Callable[[Any, Any, Any, Any], Any]
+
+HIDDEN, PARTIAL, FULL = 0, 1, 2
+
+MOST_CHECKED = 2**28
+"""Elements up to which a table is compared with its function; beyond, the table is read."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMask:
+    """A mask function and the sizes that it was made for; B or H of 1 serves any batch or head.
+
+    Nothing is evaluated until someone asks: kernels find the blocks that they skip by analysis.
+    """
+
+    mask_mod: Mask
+    B: int
+    H: int
+    seq_lengths: tuple[int, int]
+    BLOCK_SIZE: tuple[int, int] = (128, 128)
+    device: torch.device | str = "cpu"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, queries, keys)."""
+        return (self.B, self.H, *self.seq_lengths)
+
+    def states(self) -> Tensor:
+        """[B, H, query blocks, key blocks], int8: 0 hidden, 1 partial, 2 full."""
+        return block_states(self.mask_mod, self.shape, self.BLOCK_SIZE, self.device)
+
+    def to_dense(self) -> Tensor:
+        """The same in which 1 is any block with a visible element."""
+        return self.states().clamp(max=1)
+
+    def sparsity(self) -> float:
+        """The percentage of blocks that are hidden."""
+        return 100.0 * (1.0 - self.to_dense().float().mean().item())
+
+    def __str__(self) -> str:
+        return f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%)"
+
+
+AnyBlockMask = BlockMask | torch_flex.BlockMask
+
+
+def block_states(
+    mask_mod: Mask, shape: tuple[int, int, int, int], block: tuple[int, int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """What a mask makes of every block, [B, H, query blocks, key blocks] int8; one row of blocks at a time."""
+    rows = [_row_states(visible, block[1]) for visible in _visible_rows(mask_mod, shape, block[0], device)]
+    if not rows:
+        return torch.zeros((*shape[:2], 0, -(-shape[3] // block[1])), dtype=torch.int8, device=device)
+    return torch.stack(rows, dim=2)
+
+
+def _row_states(visible: Tensor, block: int) -> Tensor:
+    """[B, H, key blocks] of the elements [B, H, queries, keys] of one row of blocks."""
+    count = -(-visible.shape[3] // block)
+    padding = (0, count * block - visible.shape[3])
+    shape = (*visible.shape[:2], count, block)
+    some = torch.nn.functional.pad(visible.any(2), padding, value=False).view(shape).any(-1)
+    every = torch.nn.functional.pad(visible.all(2), padding, value=True).view(shape).all(-1)
+    return some.to(torch.int8) + (some & every).to(torch.int8)
+
+
+def _visible_rows(
+    mask_mod: Mask, shape: tuple[int, int, int, int], block: int, device: torch.device | str
+) -> Iterator[Tensor]:
+    """The mask as kernels evaluate it, [B, H, queries of a block, keys]."""
+    traced = build(Definition(mask_mod=mask_mod), dtype=torch.float32, head_dim=16, head_dim_v=16)
+    region = next(op for op in traced.module.walk() if isinstance(op, AttentionOp)).mask
+    assert region is not None
+    captures = [c.to(device) for c in traced.captures]
+    batch, head, queries, key = (i.to(device) for i in index_grid(*shape))
+    for start in range(0, shape[2], block):
+        query = queries[:, :, start : start + block]
+        (visible,) = run_region(region.block, [batch, head, query, key, *captures], oracle_dtypes())
+        yield visible.to(device).expand(*shape[:2], query.shape[2], shape[3])
+
+
+def listed_states(mask: torch_flex.BlockMask) -> Tensor:
+    """The table of a torch BlockMask as `block_states` gives it."""
+    count = -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])
+    states = PARTIAL * _listed(mask.kv_num_blocks, mask.kv_indices, count)
+    if mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None:
+        full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices, count)
+        states = torch.where(full > 0, FULL, states).to(torch.int8)
+    return states
+
+
+def _listed(numbers: Tensor, indices: Tensor, count: int) -> Tensor:
+    """1 where a block stands among the first `numbers` of `indices`."""
+    valid = torch.arange(indices.shape[-1], device=indices.device) < numbers.unsqueeze(-1)
+    table = torch.zeros((*indices.shape[:-1], count + 1), dtype=torch.int8, device=indices.device)
+    return table.scatter_(-1, torch.where(valid, indices, count).long(), 1)[..., :count]
+
+
+def by_table(mask_mod: Mask | None, states: Tensor, block: tuple[int, int]) -> Mask:
+    """Full blocks of the table, and in partial ones what the function shows."""
+    (q_block, kv_block), (b_step, h_step) = block, (int(states.shape[0] > 1), int(states.shape[1] > 1))
+
+    def table_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        state = states[b * b_step, h * h_step, q_idx // q_block, kv_idx // kv_block]
+        if mask_mod is None:
+            return state != 0
+        return (state == 2) | ((state == 1) & mask_mod(b, h, q_idx, kv_idx))
+
+    return table_mask
+
+
+_MEANINGS: WeakKeyDictionary[torch_flex.BlockMask, tuple[Mask, Mask | None]] = WeakKeyDictionary()
+
+
+def mask_of(mask: AnyBlockMask) -> Mask | None:
+    """The mask function that means the same, None where everything is visible; found once per object."""
+    if isinstance(mask, BlockMask):
+        return mask.mask_mod
+    found = _MEANINGS.get(mask)
+    if found is None or found[0] is not mask.mask_mod:
+        found = _MEANINGS[mask] = (mask.mask_mod, _meaning(mask))
+    return found[1]
+
+
+def _meaning(mask: torch_flex.BlockMask) -> Mask | None:
+    states = listed_states(mask)
+    everything = mask.mask_mod is torch_flex.noop_mask
+    if everything:
+        return None if bool((states > 0).all()) else by_table(None, states, mask.BLOCK_SIZE)
+    shape = (states.shape[0], states.shape[1], *mask.seq_lengths)
+    elements = shape[0] * shape[1] * shape[2] * shape[3]
+    if elements <= MOST_CHECKED:
+        actual = block_states(mask.mask_mod, shape, mask.BLOCK_SIZE, states.device)
+        if bool((((states > 0) | (actual == HIDDEN)) & ((states < FULL) | (actual == FULL))).all()):
+            return mask.mask_mod
+    return by_table(mask.mask_mod, states, mask.BLOCK_SIZE)
+
+
+def check_sizes(mask: AnyBlockMask, batch: int, heads: int, q_len: int, kv_len: int) -> None:
+    """A mask is for these lengths, and for these or any batch and heads."""
+    if (lengths := tuple(mask.seq_lengths)) != (q_len, kv_len):
+        raise BlockMaskError(
+            f"block_mask was made for {lengths[0]} queries and {lengths[1]} keys, but q and k have {q_len} and {kv_len}:"
+            f" make it with create_block_mask(mask_mod, B, H, {q_len}, {kv_len})"
+        )
+    for name, have, want in (("B", mask.shape[0], batch), ("H", mask.shape[1], heads)):
+        if have not in (1, want):
+            raise BlockMaskError(
+                f"block_mask has {name} = {have}, but q has {want}: make it with {name}={want}, or {name}=None for a"
+                " mask that does not depend on it"
+            )

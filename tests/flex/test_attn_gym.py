@@ -1,0 +1,71 @@
+"""Every mask and score function of attn-gym, unchanged, forward and backward, against dense attention in float64.
+
+The dense side evaluates the package's functions on plain 0-d indices, through torch.vmap: no code of ours.
+`GYM` names all generators of `attn_gym.masks` and `attn_gym.mods`; docs/attn_gym.md is generated from it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask as torch_create
+
+from attn_engine.flex import AuxRequest, create_block_mask, flex_attention
+from attn_engine.runtime.block_mask import mask_of
+from tests.flex.gym import EXCEPTIONS, GYM, PAGE, UNMASKED, Case, covered, dense, generators, page
+
+pytest.importorskip("attn_gym")
+
+
+def leaves(case: Case, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    (sq, skv), shapes = case.lengths, ((2, 4), (2, 4), (2, 4))
+    sizes = [(*shape, n, d) for shape, n, d in zip(shapes, (sq, skv, skv), (16, 16, 8), strict=True)]
+    return [torch.randn(size, generator=generator).to(dtype).requires_grad_() for size in sizes]
+
+
+@pytest.mark.parametrize("name", GYM)
+def test_forward_and_backward_equal_the_dense_reference(name: str):
+    case = GYM[name]()
+    q, k, v = leaves(case, torch.float32)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    mask = None
+    if case.mask_mod is not None:
+        mask = create_block_mask(case.mask_mod, None, None, *case.lengths)
+    o, aux = flex_attention(
+        q, k, v, score_mod=case.score_mod, block_mask=mask, return_aux=AuxRequest(lse=True, max_scores=True)
+    )
+    want = dense(*exact, case)
+    for got, right in zip((o, aux.lse, aux.max_scores), want, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=2e-5, atol=2e-5)
+    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(4))
+    got = torch.autograd.grad(o, [q, k, v, *case.parameters], d_o)
+    right = torch.autograd.grad(want[0], [*exact, *case.parameters], d_o.double())
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [n for n in GYM if n not in UNMASKED])
+def test_torch_block_masks_of_them_mean_the_same(name: str):
+    case = GYM[name]()
+    theirs = torch_create(case.mask_mod, None, None, *case.lengths, device="cpu", BLOCK_SIZE=16)
+    ours = create_block_mask(case.mask_mod, None, None, *case.lengths, BLOCK_SIZE=16)
+    assert torch.equal(theirs.to_dense(), ours.to_dense().to(torch.int32))
+    assert mask_of(theirs) is case.mask_mod
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_exceptions_are_refused_with_their_reason(name: str):
+    make, error, reason = EXCEPTIONS[name]
+    q = torch.randn(1, 1, 16, 16)
+    with pytest.raises(error) as caught:
+        flex_attention(q, q, q, score_mod=make())
+    assert reason in str(caught.value)
+
+
+def test_no_generator_is_forgotten():
+    assert generators() == covered()
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text() == page(), "write it: python -m tests.flex.gym"
