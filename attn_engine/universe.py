@@ -39,6 +39,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "hip-transpose": _lazy("backends.hip.legalize", "HipTransposePass"),  # type: ignore[dict-item]
     "hip-choose-layouts": _lazy("backends.hip.layouts", "HipChooseLayoutsPass"),  # type: ignore[dict-item]
+    "hip-share-lds": _lazy("backends.hip.lds", "HipShareLdsPass"),  # type: ignore[dict-item]
     "hip-place-barriers": _lazy("backends.hip.barriers", "HipPlaceBarriersPass"),  # type: ignore[dict-item]
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
     "attn-derive-recurrence-backward": _lazy("passes.recurrence_backward", "AttnDeriveRecurrenceBackwardPass"),  # type: ignore[dict-item]

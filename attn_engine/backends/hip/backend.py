@@ -4,10 +4,19 @@ from attn_engine.backends.backend import Backend, Level
 from attn_engine.backends.hip.build import build, check
 from attn_engine.backends.hip.emit import emit
 
+PIPELINE = (
+    "tile-expand-math",
+    "hip-transpose",
+    "tile-assign-memory{warp_size=64}",
+    "hip-choose-layouts",
+    "hip-share-lds",
+    "hip-place-barriers",
+)
+
 BACKEND = Backend(
     name="hip",
     level=Level.BUFFERED,
-    pipeline=("tile-expand-math",),
+    pipeline=PIPELINE,
     emit=emit,
     build=build,
     check=check,

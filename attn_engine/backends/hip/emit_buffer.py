@@ -44,7 +44,7 @@ def _window(printer: KernelPrinter, op: tile.Access, source: SSAValue) -> str:
     bounds = [f"attn::below({limits[t]})" if t in limits else "attn::all()" for t in range(len(dims))]
     kind = {1: "line", 2: "window"}.get(len(dims))
     if kind is None:
-        raise UnsupportedOpError(f"{op.name} of rank {len(dims)}", types.BACKEND_NAME)
+        raise UnsupportedOpError(f"a copy of rank {len(dims)}", types.BACKEND_NAME)
     arguments = ", ".join([*bounds, *printer.texts(op.indices)])
     return f"{printer.text(source)}.{kind}<{', '.join(map(str, dims))}>({arguments})"
 

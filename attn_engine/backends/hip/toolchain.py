@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 INCLUDE = _HERE / "include"
 EMULATION = _HERE / "emulation"
 _COMPILERS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
-_COMMON = ("-std=c++17", "-fwrapv", "-Wall", "-Wextra")
+_COMMON = ("-std=c++17", "-fwrapv", "-Wall", "-Wextra", "-Wno-unused-variable", "-Wno-unused-parameter")
 _DEVICE = (*_COMMON, "-O3", "-x", "hip", "-nogpuinc", "-nogpulib", "-munsafe-fp-atomics")
 
 
@@ -54,7 +54,7 @@ def _tool(name: str) -> str:
 def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BackendError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+        raise BackendError(f"{command[0]} failed:\n{done.stderr[:4000]}")
     return done.stdout
 
 

@@ -1,0 +1,302 @@
+"""hip-choose-layouts: who holds which element of each fragment, and how tiles lie in LDS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
+
+from attn_engine.dialects import tile
+from attn_engine.dialects import tile_buffer_compute as compute
+from attn_engine.dialects import tile_buffer_memory as memory
+from attn_engine.dialects.tile_buffer_check import reads, writes
+from attn_engine.dialects.tile_buffer_layout import WAVE, MfmaAttr, PaddedAttr, Part, SliceLayoutAttr
+from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.errors import ScheduleError
+
+SIZES = (32, 16)
+"""Rows and columns of a matrix instruction, best first."""
+_DEPTHS = {(32, 2): 8, (16, 2): 16, (32, 4): 2, (16, 4): 4}
+"""By size and bytes of an element: how deep one instruction multiplies."""
+_PADDING_BYTES = 16
+
+
+def _bytes(type_: Attribute) -> int:
+    assert isinstance(type_, FixedBitwidthType)
+    return max(1, type_.bitwidth // 8)
+
+
+def _buffers(kernel: tile.KernelOp) -> list[memory.BufferAllocOp]:
+    return [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
+
+
+def _touching(kernel: tile.KernelOp, buffer: SSAValue) -> tuple[list[Operation], list[Operation]]:
+    """The ops that write a buffer, and those that read it."""
+    users = [use.operation for use in buffer.uses]
+    return [op for op in users if buffer in writes(op)], [op for op in users if buffer in reads(op)]
+
+
+# --- where operands are ------------------------------------------------------------------------
+
+
+def _is_right(op: Operation, buffer: SSAValue) -> bool:
+    """Whether an op reads a buffer as the right operand of a product of 16 bits, as it stands, and not otherwise."""
+    if not isinstance(op, compute.GemmOp) or op.b is not buffer or op.a is buffer or op.transpose_b is not None:
+        return False
+    return _bytes(memory.buffer_type(buffer).element_type) == 2
+
+
+def _copied_from(gemm: compute.GemmOp) -> SSAValue | None:
+    """The fragment that the right operand was copied from, if it still holds the same."""
+    op, written = gemm.prev_op, set[SSAValue]()
+    while op is not None:
+        if isinstance(op, memory.CopyOp) and op.target is gemm.b:
+            return op.source if op.source not in written and memory.is_fragment(op.source) else None
+        if op.regions and any(gemm.b in writes(inner) for inner in op.walk()):
+            return None
+        written |= {value for inner in op.walk() for value in writes(inner)}
+        if gemm.b in writes(op):
+            return None
+        op = op.prev_op
+    return None
+
+
+def _keep_right_operands(kernel: tile.KernelOp) -> None:
+    """A right operand that the kernel computes is read from its fragment; one that it loads is loaded into one."""
+    for op in list(kernel.walk()):
+        if isinstance(op, compute.GemmOp) and _is_right(op, op.b):
+            fragment = _copied_from(op)
+            if fragment is not None:
+                op.operands[1] = fragment
+    for alloc in _buffers(kernel):
+        written, read = _touching(kernel, alloc.result)
+        type_ = memory.buffer_type(alloc.result)
+        if type_.memory_space is not MemorySpace.SHARED:
+            continue
+        if not read:
+            for op in (*written, alloc):
+                Rewriter.erase_op(op)
+        elif all(_is_right(op, alloc.result) for op in read) and all(isinstance(op, memory.CopyInOp) for op in written):
+            # Copies from fragments were taken above; what is left is loaded, or changes its layout.
+            held = BufferType(type_.get_shape(), type_.element_type, MemorySpace.REGISTER)
+            _replace_alloc(alloc, memory.BufferAllocOp(held))
+
+
+def _replace_alloc(old: memory.BufferAllocOp, new: memory.BufferAllocOp) -> None:
+    new.result.name_hint = old.result.name_hint
+    Rewriter.replace_op(old, new)
+
+
+def _share_left_operands(kernel: tile.KernelOp) -> None:
+    """A left operand that is a fragment goes through LDS: no accumulator is held as one."""
+    for op in list(kernel.walk()):
+        for position, part in ((0, "a"), (1, "b")):
+            if not isinstance(op, compute.GemmOp):
+                continue
+            value = op.operands[position]
+            fine = position == 1 and _bytes(memory.buffer_type(value).element_type) == 2
+            if not memory.is_fragment(value) or (fine and op.transpose_b is None):
+                continue
+            type_ = memory.buffer_type(value)
+            alloc = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
+            alloc.result.name_hint = f"{value.name_hint or 'v'}_{part}"
+            Rewriter.insert_op(alloc, InsertPoint.at_start(kernel.body.block))
+            Rewriter.insert_op(memory.CopyOp(value, alloc.result), InsertPoint.before(op))
+            op.operands[position] = alloc.result
+
+
+# --- layouts -----------------------------------------------------------------------------------
+
+
+class _Vectors:
+    """Along which axis of a tile each vector lies, kept as the axis that it lacks."""
+
+    def __init__(self, kernel: tile.KernelOp):
+        self._kernel = kernel
+        self._removed: dict[SSAValue, int] = {}
+        for op in kernel.walk():
+            if isinstance(op, compute.BufferReduceOp):
+                self._removed[op.target] = op.axis.value.data
+        self._spread()
+        for op in list(kernel.walk()):
+            if isinstance(op, compute.BufferMapOp) and len(op.shape) == 2:
+                self._place_inputs(op)
+        self._spread()
+
+    def removed(self, vector: SSAValue) -> int:
+        return self._removed.get(vector, 0)
+
+    def _place_inputs(self, op: compute.BufferMapOp) -> None:
+        for number, (value, named) in enumerate(zip(list(op.inputs), tile.axes_of(op.axes), strict=True)):
+            if not _is_fragment(value) or _rank(value) != 1:
+                continue
+            wanted = 1 - named[0]
+            if self._removed.setdefault(value, wanted) != wanted:
+                op.operands[number] = self._turned(value, wanted, op)
+            else:
+                self._spread()
+
+    def _turned(self, vector: SSAValue, removed: int, op: Operation) -> SSAValue:
+        """The vector laid along the other axis, by way of LDS."""
+        type_ = memory.buffer_type(vector)
+        shared = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
+        turned = memory.BufferAllocOp(type_)
+        for alloc, suffix in ((shared, "shared"), (turned, "turned")):
+            alloc.result.name_hint = f"{vector.name_hint or 'v'}_{suffix}"
+        Rewriter.insert_op([shared, turned], InsertPoint.at_start(self._kernel.body.block))
+        copies = [memory.CopyOp(vector, shared.result), memory.CopyOp(shared.result, turned.result)]
+        Rewriter.insert_op(copies, InsertPoint.before(op))
+        self._removed[turned.result] = removed
+        return turned.result
+
+    def _spread(self) -> None:
+        """Vectors that meet only each other in an op lie along the same axis."""
+        before = -1
+        while len(self._removed) > before:
+            before = len(self._removed)
+            for op in self._kernel.walk():
+                held = [v for v in op.operands if _is_fragment(v)]
+                known = {self._removed[v] for v in held if v in self._removed}
+                if not isinstance(op, _MEETING) or any(_rank(v) != 1 for v in held) or not known:
+                    continue
+                if len(known) > 1:
+                    raise ScheduleError(f"hip: vectors along both axes of a tile meet in {op.name}")
+                for vector in held:
+                    self._removed[vector] = next(iter(known))
+
+
+class _Groups:
+    """Fragments that meet in one op are held alike: a layout is chosen per group."""
+
+    def __init__(self, kernel: tile.KernelOp):
+        self._same: dict[SSAValue, SSAValue] = {}
+        self._sums: set[SSAValue] = set()
+        self._right: set[SSAValue] = set()
+        for op in kernel.walk():
+            held = [v for v in op.operands if _is_fragment(v)]
+            if held and isinstance(op, _MEETING):
+                self._join(held)
+                if isinstance(op, compute.GemmOp):
+                    self._sums.add(op.acc)
+                    self._right |= {op.b} if _is_fragment(op.b) else set()
+
+    def root(self, value: SSAValue) -> SSAValue:
+        while value in self._same:
+            value = self._same[value]
+        return value
+
+    def candidates(self, root: SSAValue, waves: int) -> Iterator[MfmaAttr]:
+        """Ways to hold a group, best first: columns shared by the waves, as a right operand must be; then rows too,
+        as the result of a product may be; then copies."""
+        splits = [(waves // columns, columns) for columns in (waves >> n for n in range(waves.bit_length())) if columns]
+        shapes = [(size, size, _DEPTHS[size, 2]) for size in SIZES]
+        yield from (MfmaAttr(shape, Part.ACC, (1, waves)) for shape in shapes)
+        if not self._has(root, self._right):
+            yield from (MfmaAttr(shape, Part.ACC, split) for shape in shapes for split in splits)
+            if not self._has(root, self._sums):
+                yield from (MfmaAttr(shape, Part.B, split) for shape in shapes for split in splits)
+
+    def _has(self, root: SSAValue, values: set[SSAValue]) -> bool:
+        return any(self.root(value) is root for value in values)
+
+    def _join(self, values: list[SSAValue]) -> None:
+        for value in values[1:]:
+            first, other = self.root(values[0]), self.root(value)
+            if first is not other:
+                self._same[other] = first
+
+
+_MEETING = (compute.BufferMapOp, compute.BufferReduceOp, compute.GemmOp, memory.CopyOp)
+
+
+def _is_fragment(value: SSAValue) -> bool:
+    return isinstance(value.type, BufferType) and memory.is_fragment(value)
+
+
+def _rank(value: SSAValue) -> int:
+    return len(memory.buffer_type(value).get_shape())
+
+
+def _fits(layout: MfmaAttr, vectors: _Vectors, member: SSAValue) -> bool:
+    shape = memory.buffer_type(member).get_shape()
+    axes = (0, 1) if len(shape) == 2 else (1 - vectors.removed(member),)
+    return all(n % (layout.block[a] * layout.split[a]) == 0 for n, a in zip(shape, axes, strict=True))
+
+
+def _choose(kernel: tile.KernelOp, groups: _Groups, vectors: _Vectors, root: SSAValue, waves: int) -> MfmaAttr:
+    members = [a.result for a in _buffers(kernel) if _is_fragment(a.result) and groups.root(a.result) is root]
+    for layout in groups.candidates(root, waves):
+        if all(_fits(layout, vectors, member) for member in members):
+            return layout
+    shapes = sorted({"x".join(map(str, memory.buffer_type(m).get_shape())) for m in members})
+    raise ScheduleError(
+        f"hip: kernel @{kernel.sym_name.data} has tiles of {', '.join(shapes)}, which {waves} waves cannot share by matrix"
+        " instructions of 16 rows and columns; use larger blocks or fewer warps"
+    )
+
+
+def _layout_of(alloc: memory.BufferAllocOp, held: MfmaAttr, removed: int) -> Attribute:
+    """The group's layout for one fragment: an accumulator's with the depth of its product, a vector's without an axis."""
+    for use in alloc.result.uses:
+        if isinstance(use.operation, compute.GemmOp) and use.operation.acc is alloc.result:
+            bits = _bytes(memory.buffer_type(use.operation.a).element_type)
+            return MfmaAttr((held.m, held.n, _DEPTHS[held.m.data, bits]), Part.ACC, held.waves)
+    return held if _rank(alloc.result) == 2 else SliceLayoutAttr(removed, held)
+
+
+def _lay_out(kernel: tile.KernelOp) -> None:
+    threads = kernel.attributes["threads"]
+    assert isa(threads, IntegerAttr)
+    vectors = _Vectors(kernel)
+    groups = _Groups(kernel)
+    chosen: dict[SSAValue, MfmaAttr] = {}
+    new: list[tuple[memory.BufferAllocOp, Attribute | None]] = []
+    for alloc in _buffers(kernel):
+        type_ = memory.buffer_type(alloc.result)
+        if type_.memory_space is MemorySpace.SHARED:
+            padding = PaddedAttr(_PADDING_BYTES // _bytes(type_.element_type))
+            new.append((alloc, padding if _rank(alloc.result) == 2 else None))
+            continue
+        root = groups.root(alloc.result)
+        if root not in chosen:
+            chosen[root] = _choose(kernel, groups, vectors, root, threads.value.data // WAVE)
+        new.append((alloc, _layout_of(alloc, chosen[root], vectors.removed(alloc.result))))
+    for alloc, layout in new:
+        _replace_alloc(alloc, memory.BufferAllocOp(memory.buffer_type(alloc.result), layout))
+    for op in kernel.walk():
+        if isinstance(op, compute.GemmOp):
+            op.properties.pop("split", None)
+
+
+@dataclass(frozen=True)
+class HipChooseLayoutsPass(ModulePass):
+    """Holds every fragment as an accumulator of matrix instructions is, its columns shared by the waves.
+
+    Right operands of 16 bits are held the same way and stay in registers; left operands lie in LDS, rows padded.
+
+    ```
+    %ks = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+    %s = tile.buffer_alloc : !tile.buffer<64x128xf32, register>
+    %m = tile.buffer_alloc : !tile.buffer<128xf32, register>
+    ```
+    becomes
+    ```
+    %ks = tile.buffer_alloc layout #tile.padded<8> : !tile.buffer<64x64xf16, shared>
+    %s = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf32, register>
+    %m = tile.buffer_alloc layout #tile.sliced<0, #tile.mfma<32x32x8, acc, 1x4>> : !tile.buffer<128xf32, register>
+    ```
+    """
+
+    name = "hip-choose-layouts"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
+            _keep_right_operands(kernel)
+            _share_left_operands(kernel)
+            _lay_out(kernel)

@@ -1,0 +1,113 @@
+"""Definitions of users through the whole pipeline to HIP text: emulated against eager torch, and compiled for AMD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine import library
+from attn_engine.backends.backend import BACKENDS, Availability
+from attn_engine.backends.hip.backend import BACKEND as HIP
+from attn_engine.backends.hip.build import check as check_device
+from attn_engine.backends.hip.build import emulate
+from attn_engine.backends.hip.emit import emit
+from attn_engine.backends.hip.toolchain import inspect
+from attn_engine.errors import ScheduleError
+from attn_engine.ir.schedule import KernelSchedule, Schedule
+from attn_engine.runtime.inspect import View
+from tests.support.compare import check, plain, qkv
+from tests.support.hip import emulates, needs_clang, parse
+
+EMULATED = "hip_emulated"
+SMALL = Schedule(
+    KernelSchedule(64, 32, 4, 1),
+    KernelSchedule(64, 64, 4, 1),
+    KernelSchedule(64, 32, 4, 1),
+    KernelSchedule(32, 64, 4, 1),
+)
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    BACKENDS[EMULATED] = lambda: replace(HIP, name=EMULATED, build=emulate, check=lambda: Availability(True))
+    yield
+    del BACKENDS[EMULATED]
+
+
+def causal():
+    return {"mask_mod": library.causal}
+
+
+def sigmoid_window():
+    return {"row": library.sigmoid, "mask_mod": library.sliding_window(20), "score_mod": library.soft_cap(5.0)}
+
+
+def modified():
+    return {"query_mod": lambda x: x * 0.5, "key_mod": lambda x: x * 2.0, "value_mod": lambda x: x.exp()}
+
+
+def document(ids: torch.Tensor):
+    return {"mask_mod": library.document(ids)}
+
+
+@emulates
+@pytest.mark.parametrize(
+    ("make", "sizes", "dtype"),
+    [
+        (causal, {"h": 4, "hkv": 2, "sq": 130, "d": 32}, torch.float16),
+        (plain, {"sq": 33, "d": 20, "dv": 40}, torch.bfloat16),
+        (plain, {"sq": 70, "skv": 33, "d": 32}, torch.float32),
+        (sigmoid_window, {"sq": 70, "d": 32}, torch.float16),
+        (modified, {"sq": 70, "d": 32}, torch.float16),
+    ],
+    ids=["causal", "padded", "float", "sigmoid", "modified"],
+)
+def test_results_and_gradients(make, sizes: dict[str, int], dtype: torch.dtype):
+    check(make, qkv(dtype=dtype, **sizes), backend=EMULATED, schedule=SMALL)
+
+
+@emulates
+def test_documents():
+    check(document, qkv(sq=70, d=32, dtype=torch.float16), {"ids": torch.arange(70) // 17}, EMULATED, schedule=SMALL)
+
+
+@needs_clang
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiles_without_spills(head_dim: int):
+    """Forward and backward at the default schedule; the products that a block of keys needs, masked and full."""
+    definition = attn_engine.compile(mask_mod=library.causal)
+    source = definition.source("hip", View(torch.bfloat16, head_dim, head_dim, True, False, "gfx942", "hip"))
+    kernels = inspect(source, "gfx942")
+    assert len(kernels) == 4
+    for name, kernel in kernels.items():
+        assert kernel.spills == 0, name
+        assert kernel.shared <= 64 * 1024, name
+        assert kernel.mfma > 0 or name == "backward_rows_kernel"
+    assert source.count("attn::barrier();") == 3 * 4, "two in each of the two loops of three kernels"
+
+
+def test_text_of_printed_ir_is_the_same():
+    definition = attn_engine.compile(mask_mod=library.causal)
+    view = View(torch.float16, 64, 64, True, True, "gfx942", "hip")
+    assert emit(parse(definition.ir("tile", view))) == definition.source("hip", view)
+
+
+def test_blocks_that_waves_cannot_share():
+    definition = attn_engine.compile()
+    with pytest.raises(ScheduleError, match="use larger blocks or fewer warps"):
+        definition.source("hip", View(torch.float32, 256, 256, False, False, "gfx942", "hip"))
+
+
+def test_tiles_that_lds_cannot_hold():
+    definition = attn_engine.compile()
+    with pytest.raises(ScheduleError, match="of LDS, but a program has 65536; use smaller blocks"):
+        definition.source("hip", View(torch.float32, 128, 128, False, False, "gfx942", "hip"))
+
+
+def test_the_backend_says_what_is_missing():
+    if not check_device().ok:
+        assert "ROCm" in check_device().reason or "clang" in check_device().reason
