@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,15 @@ from attn_engine.errors import ReturnValueError
 from attn_engine.frontend.source import refuse
 
 Mask = Callable[[Any, Any, Any, Any], Any]
+_MADE_FOR = "_attn_engine_made_for"
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """Queries and keys that a block mask was made for, and how many of each make a block."""
+
+    lengths: tuple[int, int]
+    blocks: tuple[int, int]
 
 
 def create_block_mask(
@@ -26,7 +36,8 @@ def create_block_mask(
     """An int8 tensor [B, H, ceil(Q / Qblk), ceil(KV / KVblk)]: 1 where a block holds any visible element.
 
     The mask is evaluated one block of queries at a time, at positions below Q and KV only. B or H of
-    None is 1, for masks that do not depend on it.
+    None is 1, for masks that do not depend on it. The tensor remembers its lengths and block sizes
+    (`made_for`); a copy of it, on another device say, does not.
     """
     b = torch.arange(B or 1, device=device).view(-1, 1, 1, 1)
     h = torch.arange(H or 1, device=device).view(-1, 1, 1)
@@ -38,7 +49,13 @@ def create_block_mask(
         keys = visible.expand(shape[0], shape[1], len(q), KV).any(dim=2)
         padded = torch.nn.functional.pad(keys, (0, shape[3] * KVblk - KV))
         out[:, :, i] = padded.unflatten(-1, (shape[3], KVblk)).any(dim=-1)
+    setattr(out, _MADE_FOR, MadeFor((Q, KV), (Qblk, KVblk)))
     return out
+
+
+def made_for(blocks: torch.Tensor) -> MadeFor | None:
+    """Lengths and block sizes of a tensor that `create_block_mask` returned; None for any other."""
+    return getattr(blocks, _MADE_FOR, None)
 
 
 def _evaluate(mask_mod: Mask, b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,11 @@ from torch import Tensor
 from attn_engine.errors import LayoutError, MaskSizeError, MetaMismatchError
 from attn_engine.frontend.custom_io import CustomIO, MetaTensor
 from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.masks import made_for
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.library import and_masks
 from attn_engine.runtime.attention import Attention
+from attn_engine.runtime.tune import Tuner
 
 UserFunction = Callable[..., Any]
 
@@ -31,7 +33,8 @@ class AttentionEngine:
         block_mask: another name for `mask_mod`; or a tensor from `create_block_mask`, which hides whole blocks.
         online_func: an `OnlineFunc`, or a row function; softmax if absent.
         query_mod, key_mod, value_mod: elementwise, (x) or (x, b, h, position, channel).
-        tune, tune_file: measure schedules on first use and keep them in this file.
+        tune: measure a handful of schedules at the first call of a kind, and take the fastest.
+        tune_file: JSON in which measured schedules are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bshd" (batch, positions, heads, channels) or "bhsd".
         backend: the backend to use; by default triton on a GPU and cpu elsewhere.
 
@@ -62,7 +65,6 @@ class AttentionEngine:
         self.meta = tuple(qkv_meta)
         self.layout = layout
         self.custom_io = custom_fwd_inputs or CustomIO()
-        self.tune, self.tune_file = tune, tune_file
         definition = Definition(
             score_mod=score_mod,
             mask_mod=self._mask(block_mask, mask_mod),
@@ -73,7 +75,8 @@ class AttentionEngine:
             custom_io=self.custom_io,
             bare_score=True,
         )
-        self.attention = Attention(definition, backend=backend)
+        tuner = Tuner(tune_file, measure=tune) if tune or tune_file else None
+        self.attention = Attention(definition, backend=backend, tuner=tuner)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *custom: Tensor) -> Tensor:
         """o in the layout of q; q, k and v must have the shapes and dtypes of `qkv_meta`."""
@@ -107,17 +110,25 @@ class AttentionEngine:
         for name, have, want in (("batch", blocks.shape[0], batch), ("heads", blocks.shape[1], heads)):
             if have not in (1, want):
                 raise MaskSizeError(tuple(blocks.shape), f"its {name} must be 1 or {want}")
-        q_block, kv_block = block_size(sq, blocks.shape[2]), block_size(skv, blocks.shape[3])
-        if not q_block or not kv_block:
-            raise MaskSizeError(
-                tuple(blocks.shape), f"no block size gives so many blocks for {sq} queries and {skv} keys"
-            )
+        q_block, kv_block = block_sizes(blocks, sq, skv)
         b_step, h_step = int(blocks.shape[0] > 1), int(blocks.shape[1] > 1)
 
         def hidden_blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             return blocks[b * b_step, h * h_step, q_idx // q_block, kv_idx // kv_block] != 0
 
         return hidden_blocks
+
+
+def block_sizes(blocks: Tensor, sq: int, skv: int) -> tuple[int, int]:
+    """Positions per block of a block mask: as it was made, or for a plain tensor what fits the lengths."""
+    known = made_for(blocks)
+    if known is not None and known.lengths != (sq, skv):
+        made = "{} queries and {} keys".format(*known.lengths)
+        raise MaskSizeError(tuple(blocks.shape), f"it was made for {made}, the tensors have {sq} and {skv}")
+    q_block, kv_block = known.blocks if known else (block_size(sq, blocks.shape[2]), block_size(skv, blocks.shape[3]))
+    if not q_block or not kv_block:
+        raise MaskSizeError(tuple(blocks.shape), f"no block size gives so many blocks for {sq} queries and {skv} keys")
+    return q_block, kv_block
 
 
 def block_size(length: int, blocks: int) -> int:
