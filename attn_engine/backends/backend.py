@@ -90,6 +90,7 @@ def _lazy(module: str) -> Callable[[], Backend]:
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu": _lazy("cpu.backend"),
+    "gluon": _lazy("gluon.backend"),
     "hip": _lazy("hip.backend"),
     "tilelang": _lazy("tilelang.backend"),
     "triton": _lazy("triton.backend"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_engine.ir.schedule import Heads, KernelSchedule, padded
+
 _MIB = 1 << 20
+WARPGROUP_ROWS = 64
+"""Rows of a product of one warpgroup."""
+_WARPS = 4
+_WIDE = 128
 
 
 @dataclass(frozen=True)
@@ -12,7 +18,7 @@ class AsyncSchedule:
     """What the passes towards the async level take as options, with the values that were best on an H100."""
 
     block_n: int = 128
-    """Keys of a block; smaller where shared memory is short."""
+    """Keys of a block; fewer where heads of more than 128 channels leave less shared memory."""
     stages: int = 2
     """Blocks of keys, and of values, that a ring holds."""
     consumers: int = 2
@@ -21,5 +27,18 @@ class AsyncSchedule:
     producer_registers: int = 24
     l2_bytes: int = 8 * _MIB
     """Keys and values of the heads that run at the same time."""
+    shared_bytes: int = 226 * 1024
+    """What a program may have, but for barriers and cells."""
     pin: bool = True
     """Whether to keep the assembler from hoisting the wait for a product above the exponentials."""
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a program."""
+        return WARPGROUP_ROWS * self.consumers
+
+    def forward(self, heads: Heads) -> KernelSchedule:
+        """Blocks, warps and stages of the forward at the value level, for the passes to start from."""
+        size = max(padded(heads.qk), padded(heads.v))
+        block_n = self.block_n if size <= _WIDE else self.block_n * _WIDE // size // 2
+        return KernelSchedule(self.block_m, block_n, _WARPS * self.consumers, self.stages)

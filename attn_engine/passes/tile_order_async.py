@@ -43,7 +43,7 @@ class _Rotation:
 
     def __init__(self, body: Block, pin: bool):
         self.body, self.pin = body, pin
-        self.loops = [o for o in body.ops if isinstance(o, scf.ForOp)]
+        self.loops = [o for o in body.ops if isinstance(o, scf.ForOp)][-1:]
         ops = list(body.ops)
         first, last = (ops.index(loop) for loop in (self.loops[0], self.loops[-1]))
         self.rest = ops[last + 1 : -1]

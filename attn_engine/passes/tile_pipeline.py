@@ -55,10 +55,10 @@ class _Ring:
 class _Pipeline:
     """One persistent kernel under conversion."""
 
-    def __init__(self, signature: Signature, loop: scf.WhileOp, stages: int):
-        self.signature, self.loop, self.stages = signature, loop, stages
-        warps = signature.kernel.attributes.get("num_warps")
-        self.warps = warps.value.data if isinstance(warps, builtin.IntegerAttr) else 4
+    def __init__(self, signature: Signature, loop: scf.WhileOp, stages: int | None):
+        self.signature, self.loop = signature, loop
+        self.stages = stages or _attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
+        self.warps = _attribute(signature.kernel, "num_warps", 4)
         first = signature.kernel.body.block.first_op
         assert first is not None
         self.top = Before(first)
@@ -115,12 +115,15 @@ class _Pipeline:
         Rewriter.erase_op(store)
 
     def _steps(self, block: Block, count: SSAValue) -> SSAValue:
-        """Converts the first step and the loops; `count` is the number of blocks that the program has had."""
-        count = self._step(block, count)
-        for loop in [o for o in block.ops if isinstance(o, scf.ForOp)]:
-            new, (inner,) = extend_for(loop, [count], ["count"])
-            yield_more(new.body.block, [self._step(new.body.block, inner)])
-            count = new.res[-1]
+        """Converts the loops and the step between them; `count` is the number of blocks that the program has had."""
+        scores = dots(block)[0]
+        for op in list(block.ops):
+            if isinstance(op, scf.ForOp):
+                new, (inner,) = extend_for(op, [count], ["count"])
+                yield_more(new.body.block, [self._step(new.body.block, inner)])
+                count = new.res[-1]
+            elif op is scores:
+                count = self._step(block, count)
         return count
 
     def _step(self, block: Block, count: SSAValue) -> SSAValue:
@@ -150,6 +153,18 @@ class _Pipeline:
         value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
         dot.result.replace_all_uses_with(value)
         Rewriter.erase_op(dot)
+
+
+def _attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
+    found = kernel.attributes.get(name)
+    return found.value.data if isinstance(found, builtin.IntegerAttr) else default
+
+
+def _check_shared(kernel: tile.KernelOp, limit: int) -> None:
+    rings = [o.result.type for o in kernel.body.block.ops if isinstance(o, RingOp)]
+    need = sum(r.byte_size for r in rings if isinstance(r, BufferType))
+    if need > limit:
+        raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
 
 
 def _erase_load(load: tile.LoadOp) -> None:
@@ -207,8 +222,10 @@ class TilePipelinePass(ModulePass):
 
     plan: str = "forward"
     """The plan whose kernel is changed."""
-    stages: int = AsyncSchedule.stages
-    """Blocks of keys, and of values, that a ring holds."""
+    stages: int | None = None
+    """Blocks of keys, and of values, that a ring holds; the kernel's `num_stages` if absent."""
+    shared_bytes: int = AsyncSchedule.shared_bytes
+    """Shared memory that the rings may take."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         plan = find_plan(op, self.plan)
@@ -219,3 +236,4 @@ class TilePipelinePass(ModulePass):
         if len(loops) != 1:
             raise AsyncUnsupportedError("its kernel is not persistent: run tile-schedule-grid first")
         _Pipeline(signature, loops[0], self.stages).run()
+        _check_shared(signature.kernel, self.shared_bytes)

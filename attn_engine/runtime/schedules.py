@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
 from attn_engine.arch import ARCHES, get_arch
 from attn_engine.dialects import attn, tile
 from attn_engine.ir import schedule_table
+from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Schedule
 from attn_engine.runtime.devices import Target
@@ -20,10 +23,11 @@ OLDEST = "sm_80"
 """Stands for a device that is not in the table."""
 
 
-def convert_spec(schedule: Schedule, pad: bool, positive_scale: bool) -> str:
+def convert_spec(schedule: Schedule, pad: bool, positive_scale: bool, covered: bool) -> str:
     """`convert-attn-to-tile{...}` with a schedule."""
-    options = f"{schedule.pass_options()} pad={str(pad).lower()} positive_scale={str(positive_scale).lower()}"
-    return f"convert-attn-to-tile{{{options}}}"
+    flags = {"pad": pad, "positive_scale": positive_scale, "covered": covered}
+    options = [schedule.pass_options(), *(f"{name}={str(value).lower()}" for name, value in flags.items())]
+    return f"convert-attn-to-tile{{{' '.join(options)}}}"
 
 
 def default_schedule(target: Target, module: ModuleOp, tf32: bool = False) -> Schedule:
@@ -31,7 +35,9 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False) -> Sc
     if target.backend == "cpu":
         return CPU
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
-    return schedule_table.default_schedule(arch, heads_of(module), tf32)
+    heads = heads_of(module)
+    schedule = schedule_table.default_schedule(arch, heads, tf32)
+    return replace(schedule, forward=AsyncSchedule().forward(heads)) if target.backend == "gluon" else schedule
 
 
 def heads_of(module: ModuleOp) -> Heads:

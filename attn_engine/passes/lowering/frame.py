@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
+from attn_engine.passes.lowering.masked import simplify_masked
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.scope import Scope
@@ -50,8 +51,8 @@ class KernelCapture:
 class Operands:
     """The operands of an attention as arguments of a plan, and the sizes that every kernel takes."""
 
-    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool):
-        self.op, self.plan = op, plan
+    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool):
+        self.op, self.plan, self.covered = op, plan, covered
         self.element: Attribute = tile.element_of(op.q)
         self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
         rounds = tf32 and self.element == f32
@@ -113,18 +114,21 @@ class Frame:
 
     def program(self) -> Program:
         names = self.operands.capture_names
-        return Program([KernelCapture(self.kernel, self.operands[n]) for n in names])
+        return Program([KernelCapture(self.kernel, self.operands[n]) for n in names], covered=self.operands.covered)
 
     def heads(self, program: Program) -> list[SSAValue]:
         return [program.index(Bound(self.b), "b"), program.index(Bound(self.h), "h")]
 
-    def place(self, program: Program, q: SSAValue | None, kv: SSAValue | None) -> list[SSAValue]:
-        """b, h and then those of q and kv that are given, as a region's index arguments."""
+    def place(self, program: Program, q: SSAValue | None, kv: SSAValue | None, masked: bool = True) -> list[SSAValue]:
+        """b, h and then those of q and kv that are given, as a region's index arguments.
+
+        Rows of the program's own block may lie beyond the end; of the blocks that it loops over, only masked ones do.
+        """
         index = self.heads(program)
-        if q is not None:
-            index.append(program.index(Bound(q, (self.q_axis,)), "q"))
-        if kv is not None:
-            index.append(program.index(Bound(kv, (self.kv_axis,)), "kv"))
+        for value, axis, size, hint in ((q, self.q_axis, self.sq, "q"), (kv, self.kv_axis, self.skv, "kv")):
+            if value is not None:
+                limit = Bound(size) if masked or axis == 0 else None
+                index.append(program.index(Bound(value, (axis,)), hint, limit))
         return index
 
     def see(self, program: Program, index: list[SSAValue], in_range: Sequence[tuple[SSAValue, SSAValue]]) -> None:
@@ -140,7 +144,8 @@ class Frame:
 
     def run(self, program: Program, scope: Scope, wanted: Sequence[SSAValue]) -> list[Bound]:
         """Lowers a program over the score tile; `attn.row_reduce` in it runs over the keys."""
-        program.fold_factors()
+        program.fold_factors(self.kv_axis)
+        simplify_masked(program)
         return Partition(program, scope, self.shape, self.kv_axis).run(wanted)
 
     def rows(

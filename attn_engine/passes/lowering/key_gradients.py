@@ -75,7 +75,7 @@ class KeyGradients:
         x, dp = frame.product(scope, self.k, q, "x"), frame.product(scope, self.v, d_o, "dp")
         program = frame.program()
         q_index = scope.add(tile.RangeOp(q0, m), "rows").result
-        index = frame.place(program, q_index, self.kv_index)
+        index = frame.place(program, q_index, self.kv_index, masked)
         if masked:
             frame.see(program, index, [(index[2], frame.sq), (index[3], frame.skv)])
         p, dx = element(frame, program, op, x, dp, index, rows)
@@ -88,7 +88,7 @@ class KeyGradients:
         ]
         wanted += [cast(program, dx, operands.element)] if op.dk is not None else []
         wanted += [cast(program, p, operands.element)] if op.dv is not None else []
-        program.fold_factors()
+        program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
         products = ([q] if op.dk is not None else []) + ([d_o] if op.dv is not None else [])

@@ -68,7 +68,13 @@ class Program:
     contributions: list[Contribution] = field(default_factory=list[Contribution])
     visible: SSAValue | None = None
     positive: set[SSAValue] = field(default_factory=set[SSAValue])
-    _direct: set[SSAValue] = field(default_factory=set[SSAValue])
+    limits: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Comparisons of an index with a size."""
+    reduced: int | None = None
+    """The axis that `attn.row_reduce` reduces, once known."""
+    covered: bool = False
+    """Captures are as long as the tensors wherever b, h, q or kv index them directly."""
+    _direct: dict[SSAValue, Bound | None] = field(default_factory=dict[SSAValue, Bound | None])
     _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
 
     def argument(self, bound: Bound, hint: str, scalar_type: Attribute | None = None) -> SSAValue:
@@ -80,16 +86,21 @@ class Program:
         self.bound[arg] = bound
         return arg
 
-    def index(self, bound: Bound, hint: str) -> SSAValue:
-        """Binds an i32 index that is known to be >= 0, as the i64 that regions take."""
+    def index(self, bound: Bound, hint: str, limit: Bound | None = None) -> SSAValue:
+        """Binds an i32 index that is known to be >= 0, as the i64 that regions take.
+
+        With a limit, elements at or beyond it belong to no query or key.
+        """
         wide = self.add(arith.ExtSIOp(self.argument(bound, hint), i64), hint)
-        self._direct.add(wide)
+        self._direct[wide] = limit
         return wide
 
     def below(self, index: SSAValue, limit: Bound) -> SSAValue:
         """Whether a bound index is below an i32 limit, compared in 32 bits."""
         assert isinstance(index.owner, arith.ExtSIOp)
-        return self.add(arith.CmpiOp(index.owner.input, self.argument(limit, "limit"), "slt"), "inside")
+        inside = self.add(arith.CmpiOp(index.owner.input, self.argument(limit, "limit"), "slt"), "inside")
+        self.limits.add(inside)
+        return inside
 
     def add(self, op: Operation, hint: str | None = None) -> SSAValue:
         self.block.add_op(op)
@@ -106,10 +117,15 @@ class Program:
         if value in self.bound:
             return frozenset(self.bound[value].axes)
         assert isinstance(value.owner, Operation)
-        return frozenset(a for o in value.owner.operands for a in self.axes(o))
+        found = frozenset(a for o in value.owner.operands for a in self.axes(o))
+        return found - {self.reduced} if isinstance(value.owner, attn.RowReduceOp) else found
 
-    def fold_factors(self) -> None:
-        """(x * r) * c to x * (r * c) where r and c have fewer axes than x: one product per element less."""
+    def fold_factors(self, reduced: int) -> None:
+        """(x * r) * c to x * (r * c) where r and c have fewer axes than x: one product per element less.
+
+        `reduced` is the axis of the keys.
+        """
+        self.reduced = reduced
         for op in list(self.block.ops):
             if not isinstance(op, arith.MulfOp):
                 continue
@@ -200,7 +216,8 @@ class Program:
             limit = self.add(arith.ExtSIOp(self._global(size), i64), "size")
             place, inside = self._place(index, limit)
             places.append(place)
-            guard = inside if guard is None else self.add(arith.AndIOp(guard, inside), "inside")
+            if inside is not None:
+                guard = inside if guard is None else self.add(arith.AndIOp(guard, inside), "inside")
         return places, guard
 
     def _load(self, op: attn.LoadOp, capture: Capture, indices: list[SSAValue]) -> SSAValue:
@@ -209,7 +226,10 @@ class Program:
         raw = self.add(tile.GatherOp(self._global(capture.source), places, guard), hint)
         return self._promote(raw, op.result.type, hint)
 
-    def _place(self, index: SSAValue, limit: SSAValue) -> tuple[SSAValue, SSAValue]:
+    def _place(self, index: SSAValue, limit: SSAValue) -> tuple[SSAValue, SSAValue | None]:
+        if index in self._direct and self.covered:
+            end = self._direct[index]
+            return index, None if end is None else self.below(index, end)
         if index in self._direct:
             return index, self.add(arith.CmpiOp(index, limit, "slt"), "inside")
         zero = self.add(arith.ConstantOp.from_int_and_width(0, 64), "zero")

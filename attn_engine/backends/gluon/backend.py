@@ -1,0 +1,15 @@
+"""The manifest of the Gluon backend: forward kernels with asynchronous copies and products, on Hopper."""
+
+from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.gluon.build import build, check
+from attn_engine.backends.gluon.emit import emit
+from attn_engine.backends.gluon.legalize import LEGALIZE, SCHEDULE
+
+BACKEND = Backend(
+    name="gluon",
+    level=Level.ASYNC,
+    pipeline=(*SCHEDULE, *LEGALIZE),
+    emit=emit,
+    build=build,
+    check=check,
+)

@@ -1,0 +1,27 @@
+"""What the Gluon backend can take, and the passes that lead from the value level to its text.
+
+The forward kernel becomes a kernel of roles at the async level. Other plans, the backward, stay at the value level,
+and are emitted as plain Triton.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ModuleOp
+
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.form import read_forward
+
+SCHEDULE = ("tile-peel-block", "tile-schedule-grid", "tile-pipeline", "tile-specialize-warps", "tile-order-async")
+"""The forward kernel to the async level."""
+
+LEGALIZE = ('tile-expand-math{keep="math.erf"}', "triton-pass-sizes")
+"""What all kernels need before they are printed, as for Triton."""
+
+
+def supports(module: ModuleOp) -> str | None:
+    """Why the forward plan of a module at the value level has no async kernel; None if it has one."""
+    try:
+        read_forward(module, "forward")
+    except AsyncUnsupportedError as error:
+        return error.reason
+    return None
