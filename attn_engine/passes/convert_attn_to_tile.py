@@ -45,6 +45,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Hold head dims in tiles whose size is a power of two of at least 16."""
     tf32: bool = False
     """Let products of f32 operands round them to 10 bits of mantissa."""
+    covered: bool = False
+    """Captures are at least as long as the tensors wherever b, h, q or kv index them directly: no guard is needed."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
 
@@ -58,6 +60,8 @@ class ConvertAttnToTilePass(ModulePass):
 
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
         if isinstance(op, attn.OnlineOp):
-            return ForwardLowering(op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale).run()
+            return ForwardLowering(
+                op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, self.covered
+            ).run()
         blocks = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
-        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32).run()
+        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32, self.covered).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,15 +14,19 @@ from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key
 from attn_engine.frontend.online_func import OnlineFunc
+from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver, op
 from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.schedules import default_schedule
+from attn_engine.runtime.schedules import default_schedule, heads_of
+from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
 
 UserFunction = Callable[..., Any]
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]
+"""q, k, v, captures and scale of a call."""
 
 _NOT_COMPILED = torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call")
 """`torch.compile` breaks its graph at what this decorates."""
@@ -35,6 +39,13 @@ class Trace:
     traced: Traced
     text: str
     rules: CaptureRules
+
+
+class Known(NamedTuple):
+    """What a call's values promise to its kernels."""
+
+    positive_scale: bool
+    covered: bool
 
 
 @dataclass(eq=False)
@@ -57,6 +68,7 @@ class Attention(Inspection):
     definition: Definition
     backend: str | None = None
     options: KernelOptions = field(default_factory=KernelOptions)
+    tuner: Tuner | None = None
     _memory: Memory = field(default_factory=Memory, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +114,8 @@ class Attention(Inspection):
         trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
         check_captures(trace.rules.names, captures, q.device)
         trace.rules.check(captures, sizes)
-        compiled = self._compile(trace, q, wrt_of(q, k, v, captures), factor > 0)
+        known = Known(factor > 0, trace.rules.covered(captures, sizes))
+        compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
     def _trace(
@@ -132,16 +145,32 @@ class Attention(Inspection):
             self._memory.traces[key] = trace
         return trace, traced.captures
 
-    def _compile(self, trace: Trace, q: Tensor, wrt: tuple[str, ...], positive: bool) -> Compiled:
+    def _compile(self, trace: Trace, wrt: tuple[str, ...], inputs: Inputs, known: Known) -> Compiled:
+        q = inputs[0]
         target: Target = target_of(q.device, self.backend)
         tf32 = q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-        key = (trace.text, target, wrt, tf32, positive)
+        key = (trace.text, target, wrt, tf32, known)
         found = self._memory.compiled.get(key)
         if found is None:
-            schedule = self.options.apply(default_schedule(target, trace.traced.module, tf32))
-            request = Request(wrt, target.backend, schedule, positive)
-            found = self._memory.compiled[key] = driver.compile_traced(trace.traced.module, trace.text, request)
+            default = default_schedule(target, trace.traced.module, tf32)
+            request = Request(wrt, target.backend, self.options.apply(default), known.positive_scale, known.covered)
+            if self.tuner is not None and not q.is_meta:
+                request = replace(request, schedule=self._tuned(trace, target, request, inputs))
+            found = driver.compile_traced(trace.traced.module, trace.text, request)
+            self._memory.compiled[key] = found
         return found
+
+    def _tuned(self, trace: Trace, target: Target, request: Request, inputs: Inputs) -> Schedule:
+        """The schedule that the tuner finds for a request, measured on the tensors of this call."""
+        assert self.tuner is not None
+        module, device = trace.traced.module, inputs[0].device
+
+        def measure(schedule: Schedule) -> float:
+            built = driver.compile_traced(module, trace.text, replace(request, schedule=schedule))
+            return seconds_of(lambda: op.run_once(built, inputs), device)
+
+        key = tune_key(trace.text, target, request, device)
+        return self.tuner.best(key, request.schedule, target, heads_of(module), measure)
 
 
 def wrt_of(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[str, ...]:
@@ -205,4 +234,5 @@ def shared_attention(definition: Definition, backend: str | None, options: Kerne
     identity = definition_key(definition)
     if identity is None:
         return Attention(definition, backend, options)
-    return Attention(definition, backend, options, _SHARED.setdefault((identity, backend, options), Memory()))
+    memory = _SHARED.setdefault((identity, backend, options), Memory())
+    return Attention(definition, backend, options, _memory=memory)

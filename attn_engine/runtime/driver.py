@@ -35,6 +35,8 @@ class Request:
     backend: str
     schedule: Schedule
     positive_scale: bool = False
+    covered: bool = False
+    """Captures are at least as long as the tensors."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def signature(module: ModuleOp) -> Signature:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
-    convert = convert_spec(request.schedule, request.backend != "cpu", request.positive_scale)
+    convert = convert_spec(request.schedule, request.backend != "cpu", request.positive_scale, request.covered)
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 

@@ -77,7 +77,7 @@ class Inspection:
 
     def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
         schedule = default_schedule(Target(backend, view.arch), lowered)
-        request = Request(self._wrt(view), backend, schedule, positive_scale=True)
+        request = Request(self._wrt(view), backend, schedule, positive_scale=True, covered=True)
         return driver.to_tile(lowered, request, get_backend(backend))
 
 

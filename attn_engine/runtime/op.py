@@ -135,4 +135,18 @@ def _no_second_gradients(ctx: Any, *grads: Any) -> None:
     raise SecondDerivativeError
 
 
-backward.register_autograd(_no_second_gradients, setup_context=lambda ctx, inputs, output: None)
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """What would be saved is for second derivatives."""
+
+
+backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
+
+
+def run_once(compiled: Compiled, inputs: tuple[Tensor, Tensor, Tensor, list[Tensor], float]) -> None:
+    """One forward, and one backward where there is one, of tensors (q, k, v, captures, scale), for their time."""
+    q, k, v, captures, scale = inputs
+    with torch.no_grad():
+        o, *rows = forward(q, k, v, captures, scale, compiled.key)
+        if "backward" in compiled.plans:
+            count = compiled.signature.outputs
+            backward(q, k, v, o, torch.ones_like(o), rows[count:], rows[:count], captures, scale, compiled.key)

@@ -24,12 +24,13 @@ class ForwardLowering:
     pad: bool
     tf32: bool
     positive_scale: bool
+    covered: bool
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
         """The kernel and the plan."""
         plan = Plan(self.name)
-        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32)
+        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered)
         self._arguments(plan)
         operands.describe()
         kernel = Kernel(f"{self.name}_kernel", plan, self.blocks)
@@ -94,7 +95,7 @@ class ForwardLowering:
         x = frame.product(scope, self.q, k, "x")
         program = frame.program()
         cols = scope.add(tile.RangeOp(n0, self.blocks.n), "cols").result
-        index = frame.place(program, self.q_index, cols)
+        index = frame.place(program, self.q_index, cols, masked)
         if masked:
             frame.see(program, index, [(index[3], frame.skv)])
         states = len(op.init.data[number])

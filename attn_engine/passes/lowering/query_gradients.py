@@ -66,7 +66,7 @@ class QueryGradients:
         x, dp = frame.product(scope, self.q, k, "x"), frame.product(scope, self.d_o, v, "dp")
         program = frame.program()
         cols = scope.add(tile.RangeOp(n0, n), "cols").result
-        index = frame.place(program, self.q_index, cols)
+        index = frame.place(program, self.q_index, cols, masked)
         if masked:
             frame.see(program, index, [(index[3], frame.skv)])
         _, dx = element(frame, program, op, x, dp, index, self.rows)

@@ -82,7 +82,7 @@ class RowVectors:
         x, dp = frame.product(scope, self.q, k, "x"), frame.product(scope, self.d_o, v, "dp")
         program = frame.program()
         cols = scope.add(tile.RangeOp(n0, n), "cols").result
-        index = frame.place(program, self.q_index, cols)
+        index = frame.place(program, self.q_index, cols, masked)
         if masked:
             frame.see(program, index, [(index[3], frame.skv)])
         scaled = scaled_product(program, Bound(x, (0, 1)), frame.take("scale"))

@@ -1,0 +1,98 @@
+"""What a call must know of captured tensors: which have no gradient, and how long their axes must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, BlockArgument
+
+from attn_engine.dialects import attn
+from attn_engine.errors import CaptureSizeError, NoGradientError
+from attn_engine.frontend.checks import Sizes
+
+# Region, the place of b among its arguments (h follows), and what h counts there.
+_PLACES = (
+    ("score_mod", 1, "heads"),
+    ("mask", 0, "heads"),
+    ("row", 1, "heads"),
+    ("query_mod", 1, "heads"),
+    ("key_mod", 1, "kv_heads"),
+    ("value_mod", 1, "kv_heads"),
+)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Axis `axis` of capture `capture` is read at every index below `size`, a field of `Sizes`."""
+
+    capture: int
+    axis: int
+    size: str
+
+
+@dataclass(frozen=True)
+class CaptureRules:
+    """What holds for the captures of a traced attention, whatever tensors they are."""
+
+    names: tuple[str, ...]
+    needed: tuple[Needed, ...]
+    wanted: tuple[Needed, ...]
+    """As `needed`, for queries and keys, where a shorter table is legal if the mask hides what lies beyond it."""
+    mask_only: tuple[int, ...]
+    """Captures that only the mask reads, so that they have no gradient."""
+
+    def covered(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> bool:
+        """Whether every table is as long as the queries or keys that index it directly."""
+        return all(tensors[r.capture].shape[r.axis] >= getattr(sizes, r.size) for r in self.wanted)
+
+    def check(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> None:
+        """Errors that kernels cannot report: a table too short for the batch or the heads, a gradient of a mask."""
+        for rule in self.needed:
+            have, want = tensors[rule.capture].shape[rule.axis], getattr(sizes, rule.size)
+            if have < want:
+                raise CaptureSizeError(self.names[rule.capture], rule.axis, have, want, rule.size)
+        if not torch.is_grad_enabled():
+            return
+        for n in self.mask_only:
+            if tensors[n].requires_grad:
+                name = self.names[n]
+                raise NoGradientError(
+                    f"captured tensor '{name}' requires a gradient, but only the mask reads it, and a mask has none:"
+                    f" capture {name}.detach()"
+                )
+
+
+def capture_rules(module: ModuleOp, names: Sequence[str]) -> CaptureRules:
+    """The rules for the captures of a traced module."""
+    attention = next(op for op in module.walk() if isinstance(op, attn.AttentionOp))
+    needed: list[Needed] = []
+    wanted: list[Needed] = []
+    smooth = set[int]()
+    for name, first, heads in _PLACES:
+        region = getattr(attention, name)
+        if region is None:
+            continue
+        block: Block = region.block
+        offset = len(block.args) - len(names)
+        needed += _needed(block, offset, {first: "batch", first + 1: heads})
+        if name in ("score_mod", "mask", "row"):
+            wanted += _needed(block, offset, {first + 2: "q_len", first + 3: "kv_len"})
+        if name != "mask":
+            smooth |= {n for n in range(len(names)) if block.args[offset + n].uses}
+    mask_only = tuple(n for n in range(len(names)) if n not in smooth)
+    return CaptureRules(tuple(names), tuple(dict.fromkeys(needed)), tuple(dict.fromkeys(wanted)), mask_only)
+
+
+def _needed(block: Block, offset: int, sizes: dict[int, str]) -> list[Needed]:
+    """One rule per index of a load that is the batch or the head itself."""
+    found: list[Needed] = []
+    for op in block.walk():
+        if not isinstance(op, attn.LoadOp) or not isinstance(op.source, BlockArgument):
+            continue
+        for axis, index in enumerate(op.indices):
+            if isinstance(index, BlockArgument) and index.block is block and index.index in sizes:
+                found.append(Needed(op.source.index - offset, axis, sizes[index.index]))
+    return found

@@ -1,0 +1,121 @@
+"""`recurrence`: linear attention and state space models on tensors as they come out of a projection."""
+
+from __future__ import annotations
+
+import math
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from attn_engine.errors import RecurrenceFormError
+from attn_engine.frontend.checks import check_scale
+from attn_engine.frontend.recurrence import Operands, check_recurrence
+from attn_engine.runtime import recurrence_op
+from attn_engine.runtime.devices import target_of
+from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
+
+FEW_TOKENS = 4
+"""Up to so many tokens go one by one when no gradient is needed: a chunk of 64 would be mostly empty."""
+
+
+def recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    weight: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(o, final state): a state S [K, V] per head that decays, is written to by keys and read by queries.
+
+    ```
+    S_t = exp(decay_t) S_{t-1} + weight_t k_t v_t^T                                           without beta
+    S_t = (I - beta_t k_t k_t^T) exp(decay_t) S_{t-1} + beta_t k_t v_t^T                      the delta rule
+    o_t = scale * q_t S_t
+    ```
+
+    Args:
+        q, k: [B, T, Hk, K]; float16, bfloat16 or float32, any strides.
+        v: [B, T, H, V], H a multiple of Hk: head h reads head h // (H // Hk) of q and k.
+        decay: the log decay, at most 0; [H], [B, T, H], or one per key channel [B, T, H, K]. -inf forgets
+            everything before its token. None is no decay.
+        beta: [B, T, H], for the delta rule.
+        weight: [B, T, H], how strongly a token writes; 1 if None.
+        scale: 1 / sqrt(K) if None.
+        initial_state: [B, H, K, V], or one per sequence; zeros if None.
+        output_final_state: whether to return the state after the last token, float32; else None.
+        cu_seqlens: [N + 1] integers: N sequences that follow each other in a batch of one.
+        backend: by default triton on a GPU and cpu elsewhere.
+
+    Differentiable in q, k, v, decay, weight and the initial state, through o and the final state, unless there is a
+    decay per channel or a beta. o has the dtype of q and the shape of v.
+
+    Raises:
+        AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
+    """
+    operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
+    check_recurrence(operands)
+    factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    compiled = _compile(operands, output_final_state, backend)
+    results = recurrence_op.recurrence(operands.q, operands.k, operands.v, *operands.optional, factor, compiled.key)
+    return results[0].transpose(1, 2), results[1] if output_final_state else None
+
+
+@overload
+def _float(tensor: Tensor) -> Tensor: ...
+@overload
+def _float(tensor: None) -> None: ...
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return tensor if tensor is None else tensor.float()
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor | None,
+    initial: Tensor | None,
+    bounds: Tensor | None,
+) -> Operands:
+    """Heads before tokens; what is one number per token or a state in float32."""
+    if decay is not None and decay.ndim == 1:
+        decay = decay.expand(v.shape[0], v.shape[1], -1)
+    rows = [None if x is None else x.float().transpose(1, 2) for x in (decay, beta, weight)]
+    main = [x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v)]
+    bounds = None if bounds is None or bounds.is_floating_point() else bounds.int()
+    return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], _float(initial), bounds)
+
+
+def _wrt(x: Operands) -> tuple[str, ...]:
+    """What needs a gradient; empty outside of autograd."""
+    if not torch.is_grad_enabled():
+        return ()
+    named = {"q": x.q, "k": x.k, "v": x.v, "decay": x.decay, "weight": x.weight, "initial": x.initial, "beta": x.beta}
+    return tuple(name for name, tensor in named.items() if tensor is not None and tensor.requires_grad)
+
+
+def _compile(x: Operands, final: bool, backend: str | None) -> Compiled:
+    kind, wrt = x.kind(final), _wrt(x)
+    if wrt and not kind.linear:
+        what = "the delta rule" if kind.beta else "a decay per channel"
+        raise RecurrenceFormError(
+            f"the gradient of {what}",
+            "compiled",
+            "use torch.no_grad(), or one log decay per head and token without beta",
+        )
+    target = target_of(x.q.device, backend)
+    sequences = x.q.shape[0] if x.bounds is None else len(x.bounds) - 1
+    tokens, heads = x.v.shape[2], x.v.shape[1]
+    stepwise = not kind.linear or (not wrt and tokens <= FEW_TOKENS)
+    tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise)
+    return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))

@@ -1,0 +1,173 @@
+"""Measured schedules: a few candidates are timed on first use, and the best is kept, in a file too.
+
+The file is JSON, `{key: {"forward": [block_m, block_n, num_warps, num_stages], ...}}`. A key says what was
+measured, on which device, and with which versions, so that a file can be shared between machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from attn_engine.arch import ARCHES
+from attn_engine.errors import ScheduleError, TuneFileError
+from attn_engine.ir.schedule import Heads, KernelSchedule, Kind, Schedule
+from attn_engine.runtime.devices import Target
+
+Measure = Callable[[Schedule], float]
+"""Seconds that one call takes with a schedule."""
+
+_CPU_BLOCKS = ((128, 128), (128, 256), (256, 512))
+_KERNELS = tuple(kind.value for kind in Kind)
+_TURNS = 3
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """Finds schedules: in its file, or with `measure` by trying candidates, else the default."""
+
+    file: str = ""
+    measure: bool = True
+
+    def best(self, key: str, default: Schedule, target: Target, heads: Heads, measure: Measure) -> Schedule:
+        known = read_file(self.file) if self.file else {}
+        if key in known:
+            return _schedule(known[key], default)
+        if not self.measure:
+            return default
+        found = search(default, target, heads, measure)
+        if self.file:
+            write_file(self.file, key, found)
+        return found
+
+
+def tune_key(text: str, target: Target, request: object, device: torch.device) -> str:
+    """Names a measurement: what is computed, where, and by which versions."""
+    what = hashlib.sha256(f"{request!r}\n{text}".encode()).hexdigest()[:16]
+    versions = "/".join(f"{name}-{_version(name)}" for name in ("attn_engine", "torch", "triton"))
+    return f"{what}/{target.backend}/{_device_name(device)}/{versions}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.processor() or platform.machine()} x{torch.get_num_threads()}"
+
+
+def search(default: Schedule, target: Target, heads: Heads, measure: Measure) -> Schedule:
+    """The fastest schedule, one kernel after the other; candidates that cannot be built are passed over."""
+    best, best_time = default, measure(default)
+    for kernel in ("forward", "dq", "dkdv"):
+        for candidate in candidates(getattr(best, kernel), Kind(kernel), target, heads):
+            schedule = replace(best, **{kernel: candidate})
+            try:
+                seconds = measure(schedule)
+            except Exception:  # a device's compiler refuses in ways of its own: then this is no candidate
+                continue
+            if seconds < best_time:
+                best, best_time = schedule, seconds
+    return best
+
+
+def candidates(start: KernelSchedule, kind: Kind, target: Target, heads: Heads) -> Iterator[KernelSchedule]:
+    """A handful of schedules of one kernel that the device can hold, other than `start`."""
+    if target.backend == "cpu":
+        yield from (replace(start, block_m=m, block_n=n) for m, n in _CPU_BLOCKS)
+        return
+    m, n, warps, stages = start
+    blocks = [(m, n), (m // 2, n), (m, n // 2), (2 * m, n), (m, 2 * n)]
+    near = [(*b, w, stages) for b in blocks for w in (4, 8)]
+    for sizes in (*near, (m, n, warps, max(1, stages - 1)), (m, n, warps, stages + 1)):
+        candidate = KernelSchedule(*sizes)
+        if candidate != start and _fits(candidate, kind, target, heads):
+            yield candidate
+
+
+def _fits(candidate: KernelSchedule, kind: Kind, target: Target, heads: Heads) -> bool:
+    try:
+        candidate.validate(kind, ARCHES.get(target.arch, ARCHES["sm_80"]), heads)
+    except ScheduleError:
+        return False
+    return True
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """The shortest of a few calls, after one that is not counted."""
+    call()
+    return min(_once(call, device) for _ in range(_TURNS))
+
+
+def _once(call: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(torch.cuda.current_stream(device))
+    call()
+    end.record(torch.cuda.current_stream(device))
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+# The file
+def read_file(file: str) -> dict[str, Any]:
+    """What was measured before; nothing where there is no file."""
+    try:
+        text = Path(file).read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise TuneFileError(file, f"cannot be read: {error.strerror}") from error
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise TuneFileError(file, f"is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TuneFileError(file, "holds no object of schedules")
+    for key, kernels in cast("dict[str, Any]", found).items():
+        if not _is_entry(kernels):
+            raise TuneFileError(file, f"has no schedule at '{key}'")
+    return cast("dict[str, Any]", found)
+
+
+def _is_entry(kernels: Any) -> bool:
+    return isinstance(kernels, dict) and all(
+        isinstance(sizes := cast("dict[str, Any]", kernels).get(name), list)
+        and len(cast("list[Any]", sizes)) == 4
+        and all(type(size) is int and size > 0 for size in cast("list[Any]", sizes))
+        for name in _KERNELS
+    )
+
+
+def write_file(file: str, key: str, schedule: Schedule) -> None:
+    """Adds an entry; what others wrote meanwhile stays."""
+    entries = read_file(file) | {key: {name: list(getattr(schedule, name)) for name in _KERNELS}}
+    path = Path(file)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+        scratch.replace(path)
+    except OSError as error:
+        raise TuneFileError(file, f"cannot be written: {error.strerror}") from error
+
+
+def _schedule(entry: Mapping[str, list[int]], default: Schedule) -> Schedule:
+    return replace(default, **{name: KernelSchedule(*entry[name]) for name in _KERNELS})
