@@ -305,3 +305,11 @@ class SequenceBoundsError(ArgumentError):
             f"cu_seqlens: {problem}; pass int32 or int64 of shape [N + 1], ascending from 0, and pack the sequences in a"
             " batch of 1"
         )
+
+
+class TuneFileError(AttnEngineError):
+    """A tune file that cannot be read or written."""
+
+    def __init__(self, file: str, problem: str):
+        super().__init__(f"tune file '{file}' {problem}; name another, or remove it to measure anew")
+        self.file = file
