@@ -45,6 +45,9 @@ from attn_engine.dialects.attn_scalar import TieRuleAttr as TieRuleAttr
 from attn_engine.dialects.attn_scalar import YieldOp as YieldOp
 from attn_engine.dialects.attn_scalar import check_block as check_block
 from attn_engine.dialects.attn_scalar import check_yield as check_yield
+from attn_engine.dialects.attn_sweep import SumHeadsOp as SumHeadsOp
+from attn_engine.dialects.attn_sweep import SweepOp as SweepOp
+from attn_engine.dialects.attn_sweep import TokenGradientsOp as TokenGradientsOp
 
 INDEX_NAMES = ("b", "h", "q", "kv")
 
@@ -337,6 +340,9 @@ Attn = Dialect(
         RecurrenceOp,
         RowReduceOp,
         StepYieldOp,
+        SumHeadsOp,
+        SweepOp,
+        TokenGradientsOp,
         YieldOp,
     ],
     [ReduceKindAttr, TieRuleAttr],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,34 +26,61 @@ def run_recurrence(
     initial: Tensor | None = None,
     captures: Sequence[Any] = (),
     dtype: torch.dtype = torch.float64,
+    weight: Tensor | None = None,
+    bounds: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """(o, final state if the op has one) of an `attn.recurrence`, or of the one inside a module.
 
-    `decay`, `beta` and `initial` are given where the op, or the function, has them.
+    `decay`, `beta`, `weight`, `initial` and `bounds` are given where the op, or the function, has them.
     """
-    given = [x for x in (decay, beta, initial) if x is not None]
+    given = [x for x in (decay, beta, weight, initial, bounds) if x is not None]
     op, operands = resolve(module_or_op, attn.RecurrenceOp, [q, k, v, scale, *given, *captures])
     values = _named(
         op, [promote(torch.as_tensor(x), o.type, dtype) for x, o in zip(operands, op.operands, strict=True)]
     )
     inputs = [_modified(op, name, values, dtype) for name in ("q", "k", "v", "decay")]
-    query, key, value, log_decay = _per_head(inputs, values["v"].shape[1])
+    heads = _per_head(inputs, values["v"].shape[1])
     state = values["initial"]
+    if values["bounds"] is None:
+        results = _sequence(heads, values["scale"], [values["beta"], values["weight"]], state)
+    else:
+        results = _packed(heads, values, state)
+    return results if op.final is not None else results[:1]
+
+
+def _packed(inputs: Sequence[Tensor], values: dict[str, Any], states: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sequences that follow each other in one batch."""
+    o, finals = inputs[2].new_zeros(inputs[2].shape), list[Tensor]()
+    ends = [min(int(x), o.shape[2]) for x in values["bounds"]]
+    for n, (begin, end) in enumerate(pairwise(ends)):
+        strengths = [None if x is None else x[:, :, begin:end] for x in (values["beta"], values["weight"])]
+        state = None if states is None else states[n : n + 1]
+        found, final = _sequence([x[:, :, begin:end] for x in inputs], values["scale"], strengths, state)
+        o = torch.cat([o[:, :, :begin], found, o[:, :, end:]], 2)
+        finals.append(final)
+    return o, torch.cat(finals)
+
+
+def _sequence(
+    inputs: Sequence[Tensor], scale: Tensor, strengths: Sequence[Tensor | None], state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The outputs of sequences that start together, and the states after them."""
+    query, key, value, log_decay = inputs
     if state is None:
         state = value.new_zeros((*value.shape[:2], key.shape[3], value.shape[3]))
+    beta, weight = strengths
     outputs: list[Tensor] = []
     for t in range(value.shape[2]):
-        strength = None if values["beta"] is None else values["beta"][:, :, t]
-        state = _step(state, key[:, :, t], value[:, :, t], log_decay[:, :, t], strength)
-        outputs.append(values["scale"] * torch.einsum("bhk,bhkv->bhv", query[:, :, t], state))
-    o = torch.stack(outputs, 2) if outputs else value.new_zeros(value.shape)
-    return (o, state) if op.final is not None else (o,)
+        written = value[:, :, t] if weight is None else weight[:, :, t, None] * value[:, :, t]
+        state = _step(state, key[:, :, t], written, log_decay[:, :, t], None if beta is None else beta[:, :, t])
+        outputs.append(scale * torch.einsum("bhk,bhkv->bhv", query[:, :, t], state))
+    return (torch.stack(outputs, 2) if outputs else value.new_zeros(value.shape)), state
 
 
 def _named(op: attn.RecurrenceOp, operands: Sequence[Tensor]) -> dict[str, Any]:
     """Operands by name; None for the ones that the op does not have, a list for the captures."""
     rest = iter(operands)
-    names = ("q", "k", "v", "scale", "decay", "beta", "initial")
+    names = ("q", "k", "v", "scale", "decay", "beta", "weight", "initial", "bounds")
     values: dict[str, Any] = {name: next(rest) if getattr(op, name) is not None else None for name in names}
     return values | {"captures": list(rest)}
 

@@ -9,7 +9,7 @@ from xdsl.context import Context
 from xdsl.dialects import builtin, scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.traits import is_side_effect_free
+from xdsl.traits import IsTerminator, is_side_effect_free
 
 from attn_engine.dialects import tile
 
@@ -30,7 +30,7 @@ def _reads(op: Operation) -> Iterator[SSAValue]:
 def _movable(op: Operation, written: set[SSAValue]) -> bool:
     if isinstance(op, tile.MapOp | tile.LoadOp | tile.GatherOp):
         return not any(source in written for source in _reads(op))
-    return not op.regions and is_side_effect_free(op)
+    return not op.regions and not op.has_trait(IsTerminator) and is_side_effect_free(op)
 
 
 def _inside(value: SSAValue, body: Block) -> bool:

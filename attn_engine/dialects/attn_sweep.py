@@ -1,0 +1,151 @@
+"""What a recurrence without the delta rule is made of, forward and backward: sweeps over the tokens."""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import TensorType, UnitAttr, f32
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    AttrSizedResultSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    opt_result_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from attn_engine.dialects.attn_recurrence import match_sizes
+
+
+@irdl_op_definition
+class SweepOp(IRDLOperation):
+    """The map of a recurrence with one log decay per token, or with `reverse` the adjoint of that map.
+
+    With g the log decay and w the weight (0 and 1 without them):
+
+    ```
+    S_t = exp(g_t) S_{t-1} + w_t k_t v_t^T,    o_t = scale * q_t S_t                          forward
+    D_t = R_{t+1} + scale * k_t v_t^T,         o_t = w_t q_t D_t,        R_t = exp(g_t) D_t   reverse
+    ```
+
+    The state starts as `initial` (S_0, or R after the last token; 0 without it) and ends as `final` (the last S, or
+    the first R). `rows` are sums over the channels of `dot` * o, without w, one per token. Shapes and `bounds` are
+    those of `attn.recurrence`, but each of q, k, v and dot may have fewer heads than the result: head h of H
+    reads head h // (H // own heads).
+
+    ```
+    %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %e reverse
+      : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16> decay tensor<?x?x?xf32>
+        dot tensor<?x?x?x64xbf16> -> tensor<?x?x?x64xbf16> rows tensor<?x?x?xf32>
+    ```
+    """
+
+    name = "attn.sweep"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    scale = operand_def(f32)
+    decay = opt_operand_def(TensorType)
+    weight = opt_operand_def(TensorType)
+    initial = opt_operand_def(TensorType)
+    bounds = opt_operand_def(TensorType)
+    dot = opt_operand_def(TensorType)
+    reverse = opt_prop_def(UnitAttr)
+    o = result_def(TensorType)
+    final = opt_result_def(TensorType)
+    rows = opt_result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$q `,` $k `,` $v `scale` $scale (`decay` $decay^)? (`weight` $weight^)? (`initial` $initial^)?"
+        " (`bounds` $bounds^)? (`dot` $dot^)? (`reverse` $reverse^)? attr-dict `:` type($q) `,` type($k) `,` type($v)"
+        " (`decay` type($decay)^)? (`weight` type($weight)^)? (`initial` type($initial)^)? (`bounds` type($bounds)^)?"
+        " (`dot` type($dot)^)? `->` type($o) (`final` type($final)^)? (`rows` type($rows)^)?"
+    )
+
+    def verify_(self) -> None:
+        if (self.dot is None) != (self.rows is None):
+            raise VerifyException("rows are the sums that dot asks for: give both or neither")
+        state = "bhkv" if self.bounds is None else "nhkv"
+        sizes: dict[str, int] = {}
+        for name, shape in (
+            ("o", "bhtv"),
+            ("q", "b?tk"),
+            ("k", "b?tk"),
+            ("v", "b?tv"),
+            ("decay", "bht"),
+            ("weight", "bht"),
+            ("initial", state),
+            ("bounds", "s"),
+            ("dot", "b?tv"),
+            ("final", state),
+            ("rows", "bht"),
+        ):
+            match_sizes(name, getattr(self, name), (shape,), sizes)
+
+
+@irdl_op_definition
+class TokenGradientsOp(IRDLOperation):
+    """The gradients of what a recurrence has one of per token: the log decay, the weight.
+
+    With p = q . dq, r = v . dv before the weight, and the states at the end:
+
+    ```
+    d_decay_t  = sum_{s >= t} (p_s - w_s r_s) + sum(final * d_final), and 0 where the log decay is -inf
+    d_weight_t = r_t
+    ```
+
+    ```
+    %dg = attn.token_gradients %r p %p decay %g : tensor<?x?x?xf32> p tensor<?x?x?xf32> decay tensor<?x?x?xf32>
+      -> decay tensor<?x?x?xf32>
+    ```
+    """
+
+    name = "attn.token_gradients"
+    r = operand_def(TensorType)
+    p = opt_operand_def(TensorType)
+    decay = opt_operand_def(TensorType)
+    weight = opt_operand_def(TensorType)
+    states = var_operand_def(TensorType)
+    bounds = opt_operand_def(TensorType)
+    d_decay = opt_result_def(TensorType)
+    d_weight = opt_result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$r (`p` $p^)? (`decay` $decay^)? (`weight` $weight^)? (`states` $states^)? (`bounds` $bounds^)? attr-dict"
+        " `:` type($r) (`p` type($p)^)? (`decay` type($decay)^)? (`weight` type($weight)^)? (`states` type($states)^)?"
+        " (`bounds` type($bounds)^)? `->` (`decay` type($d_decay)^)? (`weight` type($d_weight)^)?"
+    )
+
+    def verify_(self) -> None:
+        if len(self.states) not in (0, 2):
+            raise VerifyException(f"states are the final state and its gradient, got {len(self.states)}")
+        if self.d_decay is not None and (self.decay is None or self.p is None):
+            raise VerifyException("the gradient of a decay needs the decay and p")
+
+
+@irdl_op_definition
+class SumHeadsOp(IRDLOperation):
+    """The sum over each group of heads that share one: [B, H, T, K] to [B, Hk, T, K], group h being h // (H // Hk).
+
+    ```
+    %dk = attn.sum_heads %dk_of_heads like %k : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16> -> tensor<?x?x?x64xbf16>
+    ```
+    """
+
+    name = "attn.sum_heads"
+    value = operand_def(TensorType)
+    like = operand_def(TensorType)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$value `like` $like attr-dict `:` type($value) `,` type($like) `->` type($result)"
+
+    def verify_(self) -> None:
+        if self.like.type != self.result.type:
+            raise VerifyException(f"the sum {self.result.type} has not the type of what it is like, {self.like.type}")

@@ -1,0 +1,78 @@
+"""The meaning of what a recurrence's gradients are made of, token by token on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.dialects import func
+from xdsl.ir import Operation, SSAValue
+
+from attn_engine.dialects import attn
+
+
+def run_sweeps(function: func.FuncOp, arguments: Sequence[Any], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """The results of a function of `attn.sweep`, `attn.token_gradients` and `attn.sum_heads`, without bounds."""
+    promoted = [torch.as_tensor(a).to(dtype) for a in arguments]
+    values: dict[SSAValue, Tensor] = dict(zip(function.body.block.args, promoted, strict=True))
+    for op in function.body.block.ops:
+        found = _run(op, values)
+        values.update(zip(op.results, found, strict=True))
+    end = function.body.block.last_op
+    assert end is not None
+    return [values[o] for o in end.operands]
+
+
+def _run(op: Operation, values: dict[SSAValue, Tensor]) -> list[Tensor]:
+    match op:
+        case attn.SweepOp():
+            return _sweep(op, values)
+        case attn.TokenGradientsOp():
+            return _token_gradients(op, values)
+        case attn.SumHeadsOp():
+            value, shared = values[op.value], values[op.like].shape[1]
+            return [value.unflatten(1, (shared, value.shape[1] // max(1, shared))).sum(2)]
+        case _:
+            return []
+
+
+def _sweep(op: attn.SweepOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
+    operands = [values[x] for x in (op.q, op.k, op.v)]
+    heads = max(x.shape[1] for x in operands)
+    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in operands)
+    batch, _, tokens, _ = v.shape
+    g = values[op.decay] if op.decay is not None else v.new_zeros(batch, heads, tokens)
+    w = values[op.weight] if op.weight is not None else v.new_ones(batch, heads, tokens)
+    scale, reverse = values[op.scale], op.reverse is not None
+    state = values[op.initial] if op.initial is not None else v.new_zeros(batch, heads, q.shape[3], v.shape[3])
+    outputs: dict[int, Tensor] = {}
+    for t in reversed(range(tokens)) if reverse else range(tokens):
+        kept = torch.exp(g[:, :, t])[..., None, None]
+        added = k[:, :, t, :, None] * v[:, :, t, None, :]
+        state = state + scale * added if reverse else kept * state + w[:, :, t, None, None] * added
+        read = torch.einsum("bhk,bhkv->bhv", q[:, :, t], state)
+        outputs[t] = read if reverse else scale * read
+        state = kept * state if reverse else state
+    plain = torch.stack([outputs[t] for t in range(tokens)], 2) if tokens else v
+    results = [plain * w[..., None] if reverse else plain]
+    if op.final is not None:
+        results.append(state)
+    if op.dot is not None:
+        e = values[op.dot]
+        results.append((e.repeat_interleave(heads // e.shape[1], 1) * plain).sum(-1))
+    return results
+
+
+def _token_gradients(op: attn.TokenGradientsOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
+    r, results = values[op.r], list[Tensor]()
+    if op.d_decay is not None and op.decay is not None and op.p is not None:
+        weighted = r * values[op.weight] if op.weight is not None else r
+        sums = (values[op.p] - weighted).flip(2).cumsum(2).flip(2)
+        if op.states:
+            sums = sums + (values[op.states[0]] * values[op.states[1]]).sum((2, 3))[..., None]
+        results.append(torch.where(values[op.decay].isneginf(), 0.0, sums))
+    if op.d_weight is not None:
+        results.append(r)
+    return results

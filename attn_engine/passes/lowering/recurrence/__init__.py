@@ -1,0 +1,1 @@
+"""Recurrences as kernels: sweeps by chunks, steps token by token, and what belongs to both."""

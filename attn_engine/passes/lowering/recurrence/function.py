@@ -1,0 +1,112 @@
+"""A function of recurrences and sweeps as a plan: where its values are, one kernel after the other."""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith, func
+from xdsl.dialects.builtin import FloatAttr, TensorType, f32
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.errors import RecurrenceFormError
+from attn_engine.passes.lowering.kernel import Plan, global_of
+from attn_engine.passes.lowering.recurrence.gradients import TokenGradients, sum_heads
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
+from attn_engine.passes.lowering.recurrence.sweep import Sweep, Walk
+from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
+
+
+def lower_function(function: func.FuncOp, form: Form) -> list[Operation]:
+    """The kernels and the plan of a function."""
+    return FunctionLowering(function, form).run()
+
+
+class FunctionLowering:
+    def __init__(self, function: func.FuncOp, form: Form):
+        self.block = function.body.block
+        self.plan = Plan(function.sym_name.data)
+        self.setting = Setting(self.plan, form)
+
+    def run(self) -> list[Operation]:
+        self._arguments()
+        for op in self.block.ops:
+            match op:
+                case attn.RecurrenceOp():
+                    self._recurrence(op)
+                case attn.SweepOp():
+                    self._sweep(op)
+                case attn.TokenGradientsOp():
+                    d_decay, d_weight = (None if r is None else self.setting.of(r) for r in (op.d_decay, op.d_weight))
+                    for target in (d_decay, d_weight):
+                        if target is not None and op.bounds is not None:
+                            self._clear(target)
+                    TokenGradients(self.setting, op, d_decay, d_weight).run()
+                case attn.SumHeadsOp():
+                    sum_heads(self.setting, op.value, op.like, self.setting.of(op.result))
+                case _:
+                    pass
+        return [*self.setting.kernels, self.plan.finish()]
+
+    def _arguments(self) -> None:
+        end = self.block.last_op
+        assert isinstance(end, func.ReturnOp)
+        for argument in self.block.args:
+            type_: Attribute = argument.type
+            if isinstance(type_, TensorType):
+                type_ = global_of(argument.type)
+            self.setting.values[argument] = self.plan.argument(argument.name_hint or "x", type_)
+        for number, value in enumerate(end.operands):
+            name = value.name_hint or f"result{number}"
+            self.setting.values[value] = self.plan.argument(name, global_of(value.type))
+
+    def _recurrence(self, op: attn.RecurrenceOp) -> None:
+        chunked = op.beta is None and (op.decay is None or rank_of(op.decay) == 3)
+        if self.setting.form.chunk == 1:
+            o, final = self._results(op)
+            TokenSteps(self.setting, op, o, final).run()
+        elif chunked:
+            self._run(op, dot=None, reverse=False, rows=None)
+        else:
+            raise RecurrenceFormError("a decay per channel or the delta rule", "chunked", "chunk=1 goes token by token")
+
+    def _results(self, op: attn.RecurrenceOp | attn.SweepOp) -> tuple[SSAValue, SSAValue | None]:
+        """Where o and the final state go; None for a final state that nobody asks for."""
+        values = self.setting.values
+        if op.o not in values:
+            sizes = Sizes(self.setting, [op.q, op.k, op.v], op.bounds)
+            shape = [sizes.batch, sizes.heads, sizes.tokens, channels_of(op.o)]
+            values[op.o] = self.setting.temporary(shape, tile.element_of(op.o), op.o.name_hint or "o")
+        if op.bounds is not None:
+            self._clear(values[op.o])
+        return values[op.o], None if op.final is None else values.get(op.final)
+
+    def _sweep(self, op: attn.SweepOp) -> None:
+        self._run(op, op.dot, op.reverse is not None, op.rows)
+
+    def _run(
+        self, op: attn.RecurrenceOp | attn.SweepOp, dot: SSAValue | None, reverse: bool, rows: SSAValue | None
+    ) -> None:
+        setting, name = self.setting, op.o.name_hint or "o"
+        o, final = self._results(op)
+        sweep = Sweep(
+            setting,
+            Walk(
+                f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, op.weight, op.initial, op.bounds,
+                dot, reverse, o, final,
+            ),
+        )  # fmt: skip
+        sweep.run(self._rows(rows, sweep))
+
+    def _rows(self, rows: SSAValue | None, sweep: Sweep) -> SSAValue | None:
+        if rows is None:
+            return None
+        sizes, splits = sweep.sizes, sweep.state.splits
+        shape = [splits, sizes.batch, sizes.heads, sizes.tokens]
+        self.setting.values[rows] = self.setting.temporary(shape, f32, rows.name_hint or "rows")
+        self.setting.splits[rows] = splits
+        return self.setting.values[rows]
+
+    def _clear(self, target: SSAValue) -> None:
+        """Tokens past the last bound belong to no sequence: nobody else writes them."""
+        element = tile.element_of(target)
+        zero = self.plan.scope.add(arith.ConstantOp(FloatAttr(0.0, element)), "zero").result  # type: ignore[arg-type]
+        self.plan.scope.add(tile.FillOp(target, zero))

@@ -1,0 +1,76 @@
+"""States of the pieces of a sequence: what each piece adds, passed on from piece to piece."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f32
+from xdsl.ir import SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View
+from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.scope import Index, Scope
+
+if TYPE_CHECKING:
+    from attn_engine.passes.lowering.recurrence.sweep import Walk
+
+COLUMNS = 16
+"""Value channels of a program that passes states on: many small programs, for each walks all pieces."""
+
+
+class Pieces:
+    """Temporaries [N, H, pieces, K, V] of states and [N, H, pieces] of decays."""
+
+    def __init__(self, setting: Setting, sizes: Sizes, state: State, name: str):
+        self.setting, self.sizes, self.state, self.name = setting, sizes, state, name
+        self.count = setting.form.pieces
+        leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
+        self.states = setting.temporary([*leading, state.key.size, state.value.size], f32, "states")
+        self.totals = setting.temporary(leading, f32, "totals")
+
+    def range(self, scope: Scope, chunks: SSAValue, piece: Index) -> tuple[Index, Index]:
+        """The chunks of a piece."""
+        each = scope.add(arith.CeilDivSIOp(chunks, scope.value(self.count)), "each").result
+        lo = scope.add(arith.MuliOp(scope.value(piece), each), "lo").result
+        lo = scope.value(scope.smaller(lo, chunks, "lo"))
+        return lo, scope.smaller(scope.plus(lo, each, "hi"), chunks, "hi")
+
+    def store(self, scope: Scope, view: View, state: SSAValue, total: SSAValue, piece: Index, v0: SSAValue) -> None:
+        index = [view.n, view.h, scope.value(piece)]
+        self.state.store(scope, state, view.kernel.take(self.states), index, v0)
+        scope.add(tile.StoreOp(total, view.kernel.take(self.totals), index, []))
+
+    def load(self, scope: Scope, view: View, piece: Index, v0: SSAValue) -> SSAValue:
+        """The state before a piece, once they have been passed on."""
+        return self.state.load(scope, view.kernel.take(self.states), [view.n, view.h, scope.value(piece)], v0)
+
+    def passed(self, walk: Walk) -> None:
+        """Turns what each piece adds into the state before it; writes the state at the end."""
+        plan = self.setting.plan
+        value = Head(self.state.value.size, min(COLUMNS, self.state.value.tile))
+        state = State(self.state.key, value)
+        kernel = Kernel(f"{self.name}_pass", plan, Blocks(0, 0, 4, 1))
+        scope = kernel.scope
+        split, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
+        v0 = scope.value(scope.times(split, value.tile, "v0"))
+        start = scope.splat(state.shape, 0.0, "state")
+        if walk.initial is not None:
+            loaded = state.load(scope, kernel.take(self.setting.of(walk.initial)), [n, h], v0)
+            terms = Terms(scope, state.shape)
+            start = terms.result(terms.take(loaded, 0, 1))
+        op, body, c, (before,) = loop(scope, 0, self.count, 1, [start], "c")
+        piece = body.value(body.minus(self.count - 1, c, "piece") if walk.reverse else c)
+        states, index = kernel.take(self.states), [n, h, piece]
+        added = state.load(body, states, index, v0, "added")
+        total = body.add(tile.LoadOp(kernel.take(self.totals), index, [], f32), "total").result
+        state.store(body, before, states, index, v0)
+        terms = Terms(body, state.shape)
+        kept = terms.mul(terms.take(before, 0, 1), terms.exp2(terms.take(total)))
+        close(body, [terms.result(terms.add(kept, terms.take(added, 0, 1)))])
+        if walk.final is not None:
+            state.store(scope, op.results[0], kernel.take(walk.final), [n, h], v0)
+        programs = plan.scope.value(state.splits)
+        self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, self.sizes.sequences]))

@@ -1,0 +1,205 @@
+"""What the kernels of a recurrence have in common: sizes, sequences, operands with heads of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, i32
+from xdsl.ir import Attribute, SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.errors import StaticSizeError
+from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
+from attn_engine.passes.lowering.scope import Index, Scope
+
+
+@dataclass(frozen=True)
+class Form:
+    """How sweeps are cut: tokens per chunk, value channels per program, pieces per sequence, warps and stages."""
+
+    chunk: int
+    value_block: int
+    pieces: int
+    num_warps: int
+    num_stages: int
+    pad: bool
+    tf32: bool
+
+
+def channels_of(tensor: SSAValue) -> int:
+    """The static number of channels of a tensor of rank 4."""
+    assert isinstance(tensor.type, TensorType)
+    size = tensor.type.get_shape()[3]
+    if size == DYNAMIC_INDEX:
+        raise StaticSizeError(tensor.name_hint or "operand", "channels")
+    return size
+
+
+def padded(size: int, pad: bool) -> int:
+    return max(16, 1 << (size - 1).bit_length()) if pad else size
+
+
+def rank_of(tensor: SSAValue) -> int:
+    assert isinstance(tensor.type, TensorType)
+    return tensor.type.get_num_dims()
+
+
+@dataclass
+class Setting:
+    """The plan of one function, and where its values are: arguments, temporaries, results."""
+
+    plan: Plan
+    form: Form
+    values: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    sums: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Summed decays, by log decay."""
+    splits: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    """By rows of a sweep: how many parts of the channels they are the sums of."""
+    kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
+
+    def of(self, value: SSAValue) -> SSAValue:
+        return self.values[value]
+
+    def dim(self, value: SSAValue, axis: int, hint: str) -> SSAValue:
+        """A size of a value of the function, read in the plan."""
+        return self.plan.size(self.of(value), axis, hint)
+
+    def blocks(self, size: Index, block: int, hint: str) -> SSAValue:
+        scope = self.plan.scope
+        return scope.add(arith.CeilDivSIOp(scope.value(size), scope.value(block)), hint).result
+
+    def temporary(self, sizes: Sequence[Index], element: Attribute, hint: str) -> SSAValue:
+        scope = self.plan.scope
+        type_ = tile.GlobalType(len(sizes), element)
+        return scope.add(tile.AllocOp([scope.value(s) for s in sizes], type_), hint).result
+
+
+class Sizes:
+    """Sizes of one op, in the plan: batch, heads, tokens, sequences."""
+
+    def __init__(self, setting: Setting, tensors: Sequence[SSAValue], bounds: SSAValue | None):
+        """`tensors` are those of which at least one has all heads; the first is [batch, heads, tokens, ...]."""
+        scope = setting.plan.scope
+        self.setting, self.bounds = setting, bounds
+        self.groups: dict[SSAValue, SSAValue] = {}
+        self.batch, self.tokens = setting.dim(tensors[0], 0, "batch"), setting.dim(tensors[0], 2, "tokens")
+        heads: Index = setting.dim(tensors[0], 1, "heads")
+        for other in tensors[1:]:
+            heads = scope.larger(heads, setting.dim(other, 1, "heads"), "heads")
+        self.heads = scope.value(heads)
+        self.sequences = self.batch
+        if bounds is not None:
+            self.sequences = scope.value(scope.minus(setting.dim(bounds, 0, "bounds"), 1, "sequences"))
+
+    def group(self, tensor: SSAValue) -> SSAValue | None:
+        """How many heads share one of a tensor's; None where that is one for sure."""
+        scope, own = self.setting.plan.scope, self.setting.dim(tensor, 1, "heads")
+        if own is self.heads:
+            return None
+        if own not in self.groups:
+            some = scope.value(scope.larger(own, 1, "some"))
+            self.groups[own] = scope.add(arith.DivSIOp(self.heads, some), "group").result
+        return self.groups[own]
+
+
+@dataclass
+class View:
+    """One program's place: a head of a sequence, and how it reads operands there."""
+
+    sizes: Sizes
+    kernel: Kernel
+    h: SSAValue
+    n: SSAValue
+    begin: Index = 0
+    end: SSAValue = field(init=False)
+    b: SSAValue = field(init=False)
+    grouped: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+
+    def __post_init__(self) -> None:
+        scope, sizes = self.kernel.scope, self.sizes
+        tokens = self.kernel.take(sizes.tokens)
+        if sizes.bounds is None:
+            self.b, self.end = self.n, tokens
+            return
+        bounds = self.kernel.take(sizes.setting.of(sizes.bounds))
+        after = scope.value(scope.plus(self.n, 1, "after"))
+        begin, end = (self._bound(scope, bounds, i) for i in (self.n, after))
+        self.b = scope.value(0)
+        self.begin = scope.smaller(begin, tokens, "begin")
+        self.end = scope.value(scope.smaller(scope.larger(end, self.begin, "end"), tokens, "end"))
+
+    def _bound(self, scope: Scope, bounds: SSAValue, index: SSAValue) -> SSAValue:
+        return scope.add(tile.LoadOp(bounds, [index], [], i32), "bound").result
+
+    @property
+    def length(self) -> Index:
+        return self.kernel.scope.minus(self.end, self.begin, "length")
+
+    def take(self, value: SSAValue) -> SSAValue:
+        """The kernel's argument for a value of the function."""
+        return self.kernel.take(self.sizes.setting.of(value))
+
+    def head(self, tensor: SSAValue) -> SSAValue:
+        """This program's head of a tensor that may have fewer; computed once."""
+        group = self.sizes.group(tensor)
+        if group is None:
+            return self.h
+        if group not in self.grouped:
+            divided = arith.DivSIOp(self.h, self.kernel.take(group))
+            self.grouped[group] = self.kernel.scope.add(divided, "hk").result
+        return self.grouped[group]
+
+    def rows(self, scope: Scope, tensor: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue) -> SSAValue:
+        """[count, channels] of a tensor of rank 4 from a token and a channel on; tokens past the end are 0."""
+        limits = {0: self.end} | channel_limit(scope, head, 1)
+        source = self.take(tensor)
+        type_ = TensorType(tile.element_of(source), [count, head.tile])
+        index = [self.b, self.head(tensor), t0, c0]
+        return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), f"{tensor.name_hint or 'x'}_tile").result
+
+    def vector(self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str) -> SSAValue:
+        """One number per token of a kernel argument [B, H, T]; past the end 0."""
+        type_ = TensorType(tile.element_of(source), [count])
+        return scope.add(tile.LoadOp(source, [self.b, self.h, t0], [2], type_, {0: self.end}), hint).result
+
+    def number(self, scope: Scope, source: SSAValue, t: SSAValue, hint: str) -> SSAValue:
+        return scope.add(tile.LoadOp(source, [self.b, self.h, t], [], tile.element_of(source)), hint).result
+
+
+def channel_limit(scope: Scope, head: Head, axis: int) -> dict[int, SSAValue]:
+    """The limit of a tile axis that runs over channels, where the tile may be larger than the channels left."""
+    return {axis: scope.value(head.size)} if head.size % head.tile else {}
+
+
+@dataclass(frozen=True)
+class State:
+    """Key channels and value channels of a state, and the tile [key.tile, value.tile] that a program holds."""
+
+    key: Head
+    value: Head
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.key.tile, self.value.tile
+
+    @property
+    def splits(self) -> int:
+        """How many programs share the value channels of one state."""
+        return -(-self.value.size // self.value.tile)
+
+    def load(
+        self, scope: Scope, source: SSAValue, index: Sequence[SSAValue], v0: SSAValue, hint: str = "state"
+    ) -> SSAValue:
+        type_ = TensorType(tile.element_of(source), list(self.shape))
+        where = [*index, scope.value(0), v0]
+        dims = [len(index), len(index) + 1]
+        return scope.add(tile.LoadOp(source, where, dims, type_, self._limits(scope)), hint).result
+
+    def store(self, scope: Scope, value: SSAValue, target: SSAValue, index: Sequence[SSAValue], v0: SSAValue) -> None:
+        dims = [len(index), len(index) + 1]
+        scope.add(tile.StoreOp(value, target, [*index, scope.value(0), v0], dims, self._limits(scope)))
+
+    def _limits(self, scope: Scope) -> dict[int, SSAValue]:
+        return channel_limit(scope, self.key, 0) | channel_limit(scope, self.value, 1)

@@ -1,0 +1,258 @@
+"""One sweep over the chunks of every sequence, the state in registers.
+
+With gc the summed log decays of a chunk and G their total, a chunk does
+
+```
+o_i = exp(gc_i) q_i S + sum_{j <= i} exp(gc_i - gc_j) (q_i k_j) v_j,   S = exp(G) S + sum_j exp(G - gc_j) k_j v_j^T
+```
+
+and in reverse the chunks come from the last to the first, j >= i, and exp(gc) and exp(G - gc) change places. Every
+exponent is a sum of log decays that are at most 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import f32
+from xdsl.ir import SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.decay import summed
+from attn_engine.passes.lowering.recurrence.pieces import Pieces
+from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
+from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.scope import Index, Scope
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The operands of one sweep, results as values of the plan."""
+
+    name: str
+    q: SSAValue
+    k: SSAValue
+    v: SSAValue
+    scale: SSAValue
+    decay: SSAValue | None
+    weight: SSAValue | None
+    initial: SSAValue | None
+    bounds: SSAValue | None
+    dot: SSAValue | None
+    reverse: bool
+    o: SSAValue
+    final: SSAValue | None
+
+    @property
+    def scale_results(self) -> bool:
+        """Whether the scale may multiply the results, which costs nothing: the adjoint's states have it inside."""
+        return not self.reverse or (self.initial is None and self.final is None)
+
+
+class Sweep:
+    """The kernels of a sweep: one, or three where a sequence is cut in pieces that run side by side."""
+
+    def __init__(self, setting: Setting, walk: Walk):
+        self.setting, self.walk = setting, walk
+        form = setting.form
+        self.sizes = Sizes(setting, [walk.q, walk.k, walk.v], walk.bounds)
+        self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
+        values = channels_of(walk.v)
+        self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
+        self.state = State(self.key, self.value)
+        self.sums = None if walk.decay is None else summed(setting, self.sizes, walk.decay)
+        self.element = tile.element_of(walk.v)
+        self.precision = tile.Precision.TF32 if form.tf32 and self.element == f32 else tile.Precision.IEEE
+
+    def run(self, rows: SSAValue | None) -> None:
+        """`rows` [splits, B, H, T] get the sums of dot * o."""
+        self.rows, pieces = rows, None
+        if self.setting.form.pieces > 1:
+            pieces = Pieces(self.setting, self.sizes, self.state, self.walk.name)
+            self._kernel("states", None, pieces)
+            pieces.passed(self.walk)
+        self._kernel("sweep", self.walk, pieces)
+
+    def _kernel(self, suffix: str, outputs: Walk | None, pieces: Pieces | None) -> None:
+        """With `outputs` results are written; without, what each piece adds to the state."""
+        plan, form, walk = self.setting.plan, self.setting.form, self.walk
+        kernel = Kernel(f"{walk.name}_{suffix}", plan, self._blocks())
+        scope = kernel.scope
+        first, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
+        split, piece = self._place(scope, first)
+        self.view = view = View(self.sizes, kernel, h, n)
+        self.v0 = scope.value(scope.times(split, self.value.tile, "v0"))
+        self.split = scope.value(split)
+        own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(form.chunk)), "chunks").result
+        lo, hi = (0, own) if pieces is None else pieces.range(scope, own, piece)
+        for operand in (walk.q, walk.k, walk.v, walk.dot):
+            if operand is not None:
+                view.head(operand)
+        state = self._start(scope, outputs, pieces, piece)
+        carried = [state] if outputs is not None else [state, scope.real(0.0)]
+        op, body, c, inside = loop(scope, lo, hi, 1, carried, "c")
+        last = body.minus(body.plus(lo, hi, "last"), 1, "last") if walk.reverse else 0
+        at = body.minus(last, c, "c") if walk.reverse else c
+        t0 = body.value(body.plus(view.begin, body.times(at, form.chunk, "t0"), "t0"))
+        close(body, Chunk(self, body, t0, outputs).run(inside))
+        if pieces is not None and outputs is None:
+            pieces.store(scope, view, op.results[0], op.results[1], piece, self.v0)
+        elif pieces is None and walk.final is not None:
+            self.state.store(scope, op.results[0], kernel.take(walk.final), [n, h], self.v0)
+        programs = plan.scope.value(self.state.splits * form.pieces)
+        self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, self.sizes.sequences]))
+
+    def _blocks(self) -> Blocks:
+        form = self.setting.form
+        return Blocks(form.chunk, form.chunk, form.num_warps, form.num_stages)
+
+    def _place(self, scope: Scope, first: SSAValue) -> tuple[Index, Index]:
+        """Splits of one state are neighbours, so that the second finds q and k in the cache."""
+        splits, pieces = self.state.splits, self.setting.form.pieces
+        if splits == 1:
+            return 0, first
+        if pieces == 1:
+            return first, 0
+        count = scope.value(splits)
+        split = scope.add(arith.RemSIOp(first, count), "split").result
+        return split, scope.add(arith.DivSIOp(first, count), "piece").result
+
+    def _start(self, scope: Scope, outputs: Walk | None, pieces: Pieces | None, piece: Index) -> SSAValue:
+        view, walk = self.view, self.walk
+        if pieces is not None and outputs is not None:
+            return pieces.load(scope, view, piece, self.v0)
+        if pieces is None and walk.initial is not None:
+            loaded = self.state.load(scope, view.take(walk.initial), [view.n, view.h], self.v0)
+            terms = Terms(scope, self.state.shape)
+            return terms.result(terms.take(loaded, 0, 1))
+        return scope.splat(self.state.shape, 0.0, "state")
+
+
+class Chunk:
+    """One chunk of a sweep, at the end of a loop body."""
+
+    def __init__(self, sweep: Sweep, scope: Scope, t0: SSAValue, outputs: Walk | None):
+        self.sweep, self.scope, self.t0, self.outputs = sweep, scope, t0, outputs
+        self.walk, self.view, self.size = sweep.walk, sweep.view, sweep.setting.form.chunk
+
+    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
+        """The state after the chunk, and without outputs the decay of all chunks so far."""
+        sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
+        zero = scope.value(0)
+        self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, zero)
+        self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
+        self.sums: SSAValue | None = None
+        self.total: SSAValue | None = None
+        if sweep.sums is not None:
+            self._decays(view.kernel.take(sweep.sums))
+        self.weight = None if walk.weight is None else view.vector(scope, view.take(walk.weight), self.t0, size, "w")
+        if self.outputs is not None:
+            self._outputs(inside[0], self.outputs)
+            return [self._next(inside[0])]
+        total = inside[1]
+        if self.total is not None:
+            total = scope.add(arith.AddfOp(total, self.total), "total").result
+        return [self._next(inside[0]), total]
+
+    def _decays(self, source: SSAValue) -> None:
+        scope, view = self.scope, self.view
+        self.sums = view.vector(scope, source, self.t0, self.size, "gc")
+        end = scope.smaller(scope.plus(self.t0, self.size, "end"), view.end, "end")
+        self.total = view.number(scope, source, scope.value(scope.minus(end, 1, "last")), "total")
+
+    def _outputs(self, state: SSAValue, walk: Walk) -> None:
+        sweep, scope, view, size = self.sweep, self.scope, self.view, self.size
+        q = view.rows(scope, walk.q, self.t0, size, sweep.key, scope.value(0))
+        values = [size, sweep.value.tile]
+        terms = Terms(scope, sweep.state.shape)
+        held = terms.result(terms.take(state, 0, 1), sweep.element)
+        o = self._dot(q, held, scope.splat(values, 0.0, "zero"), "o")
+        terms = Terms(scope, values)
+        if self.sums is not None:
+            o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
+        o = self._dot(self._weights(q), self.v, o, "o")
+        if walk.scale_results:
+            terms = Terms(scope, values)
+            o = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(view.kernel.take(sweep.setting.of(walk.scale)))))
+        self._store(walk, o, values)
+
+    def _from_state(self, terms: Terms) -> SSAValue:
+        """How much of the state before the chunk a token sees."""
+        return self._decayed(terms, 0, to_end=self.walk.reverse)
+
+    def _decayed(self, terms: Terms, axis: int, to_end: bool) -> SSAValue:
+        """exp of the decay from the start of the chunk to a token, or from a token to the end."""
+        assert self.sums is not None and self.total is not None
+        sums = terms.take(self.sums, axis)
+        if to_end:
+            sums = terms.at_most_zero(terms.sub(terms.take(self.total), sums))
+        return terms.exp2(sums)
+
+    def _weights(self, q: SSAValue) -> SSAValue:
+        """The weights of the chunk's tokens for each other, [C, C]."""
+        scope, size, walk = self.scope, self.size, self.walk
+        flipped = scope.add(tile.TransposeOp(self.k), "kt").result
+        s = self._dot(q, flipped, scope.splat([size, size], 0.0, "zero"), "s")
+        place = scope.add(tile.RangeOp(scope.value(0), size), "place").result
+        terms = Terms(scope, [size, size])
+        p, own, other = terms.take(s, 0, 1), terms.take(place, 0), terms.take(place, 1)
+        if self.sums is not None:
+            to, since = (1, 0) if walk.reverse else (0, 1)
+            exponent = terms.sub(terms.take(self.sums, to), terms.take(self.sums, since))
+            p = terms.mul(p, terms.exp2(terms.at_most_zero(exponent)))
+        if not walk.reverse and self.weight is not None:
+            p = terms.mul(p, terms.take(self.weight, 1))
+        if not walk.scale_results:
+            p = terms.mul(p, terms.take(self._scale()))
+        seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
+        return terms.result(terms.where(seen, p), self.sweep.element)
+
+    def _scale(self) -> SSAValue:
+        return self.view.kernel.take(self.sweep.setting.of(self.walk.scale))
+
+    def _store(self, walk: Walk, o: SSAValue, values: list[int]) -> None:
+        sweep, scope, view = self.sweep, self.scope, self.view
+        if sweep.rows is not None and walk.dot is not None:
+            e = view.rows(scope, walk.dot, self.t0, self.size, sweep.value, sweep.v0)
+            terms = Terms(scope, values)
+            product = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(e, 0, 1)))
+            rows = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "rows").result
+            where = [sweep.split, view.b, view.h, self.t0]
+            scope.add(tile.StoreOp(rows, view.kernel.take(sweep.rows), where, [3], {0: view.end}))
+        terms = Terms(scope, values)
+        result = terms.take(o, 0, 1)
+        if walk.reverse and self.weight is not None:
+            result = terms.mul(result, terms.take(self.weight, 0))
+        target = view.kernel.take(walk.o)
+        stored = terms.result(result, tile.element_of(target))
+        limits = {0: view.end} | ({1: scope.value(sweep.value.size)} if sweep.value.size % sweep.value.tile else {})
+        scope.add(tile.StoreOp(stored, target, [view.b, view.h, self.t0, sweep.v0], [2, 3], limits))
+
+    def _next(self, state: SSAValue) -> SSAValue:
+        """The state after the chunk."""
+        sweep, scope, walk = self.sweep, self.scope, self.walk
+        if self.total is not None:
+            terms = Terms(scope, sweep.state.shape)
+            state = terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total))))
+        terms = Terms(scope, [self.size, sweep.value.tile])
+        v = value = terms.take(self.v, 0, 1)
+        factors: list[SSAValue] = []
+        if self.sums is not None:
+            factors.append(self._decayed(terms, 0, to_end=not walk.reverse))
+        if not walk.reverse and self.weight is not None:
+            factors.append(terms.take(self.weight, 0))
+        if not walk.scale_results:
+            factors.append(terms.take(self._scale()))
+        if factors:
+            factor = factors[0]
+            for other in factors[1:]:
+                factor = terms.mul(factor, other)
+            value = terms.mul(v, factor)
+        written = self.v if not factors else terms.result(value, sweep.element)
+        flipped = scope.add(tile.TransposeOp(self.k), "kt").result
+        return self._dot(flipped, written, state, "state")
+
+    def _dot(self, a: SSAValue, b: SSAValue, acc: SSAValue, hint: str) -> SSAValue:
+        return self.scope.add(tile.DotOp(a, b, acc, self.sweep.precision), hint).result

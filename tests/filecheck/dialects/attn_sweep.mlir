@@ -1,0 +1,20 @@
+// RUN: attn-opt %s | attn-opt | filecheck %s
+
+// CHECK-LABEL: func.func @forward(
+func.func @forward(%q: tensor<?x?x?x16xbf16>, %k: tensor<?x?x?x16xbf16>, %v: tensor<?x?x?x32xbf16>, %scale: f32, %g: tensor<?x?x?xf32>, %w: tensor<?x?x?xf32>, %s0: tensor<?x?x16x32xf32>, %bounds: tensor<?xi32>) -> (tensor<?x?x?x32xbf16>, tensor<?x?x16x32xf32>) {
+  // CHECK: attn.sweep %q, %k, %v scale %scale decay %g weight %w initial %s0 bounds %bounds :
+  // CHECK-SAME: -> tensor<?x?x?x32xbf16> final tensor<?x?x16x32xf32>
+  %o, %final = attn.sweep %q, %k, %v scale %scale decay %g weight %w initial %s0 bounds %bounds : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xbf16>, tensor<?x?x?x32xbf16> decay tensor<?x?x?xf32> weight tensor<?x?x?xf32> initial tensor<?x?x16x32xf32> bounds tensor<?xi32> -> tensor<?x?x?x32xbf16> final tensor<?x?x16x32xf32>
+  func.return %o, %final : tensor<?x?x?x32xbf16>, tensor<?x?x16x32xf32>
+}
+
+// CHECK-LABEL: func.func @gradients(
+func.func @gradients(%q: tensor<?x?x?x16xbf16>, %k: tensor<?x?x?x16xbf16>, %v: tensor<?x?x?x32xbf16>, %scale: f32, %g: tensor<?x?x?xf32>, %p: tensor<?x?x?xf32>) -> (tensor<?x?x?x32xbf16>, tensor<?x?x?xf32>) {
+  // CHECK: %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %v reverse :
+  %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %v reverse : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xbf16>, tensor<?x?x?x32xbf16> decay tensor<?x?x?xf32> dot tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16> rows tensor<?x?x?xf32>
+  // CHECK: attn.token_gradients %rows p %p decay %g : tensor<?x?x?xf32> p tensor<?x?x?xf32> decay tensor<?x?x?xf32> -> decay tensor<?x?x?xf32>
+  %dg = attn.token_gradients %rows p %p decay %g : tensor<?x?x?xf32> p tensor<?x?x?xf32> decay tensor<?x?x?xf32> -> decay tensor<?x?x?xf32>
+  // CHECK: attn.sum_heads %o like %v : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16>
+  %sum = attn.sum_heads %o like %v : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16>
+  func.return %sum, %dg : tensor<?x?x?x32xbf16>, tensor<?x?x?xf32>
+}
