@@ -19,6 +19,7 @@ from attn_engine.backends.hip import toolchain
 from attn_engine.errors import BackendError
 
 _SCALARS = {"f32": ctypes.c_float, "i32": ctypes.c_int, "i64": ctypes.c_longlong, "i1": ctypes.c_bool}
+RUNTIME = "amdhip64"
 _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\)")
 
 
@@ -81,9 +82,9 @@ def build(source: str) -> Mapping[str, Plan]:
     from attn_engine.runtime.devices import arch_of
 
     arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
+    ctypes.CDLL(find_library(RUNTIME), mode=ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory(prefix="attn_engine_hip_") as directory:
-        runtime = find_library("amdhip64")
-        path = toolchain.compile_library(source, arch, Path(directory), [f"-l:{runtime}"])
+        path = toolchain.compile_library(source, arch, Path(directory))
         return load_plans(path, lambda: torch.cuda.current_stream().cuda_stream)
 
 
@@ -93,6 +94,6 @@ def check() -> Availability:
         return Availability(False, "no clang++ here; apt-get install clang-19 llvm-19 lld-19")
     if torch.version.hip is None or not torch.cuda.is_available():
         return Availability(False, "no ROCm device here; text, code objects and the emulation work without one")
-    if find_library("amdhip64") is None:
+    if find_library(RUNTIME) is None:
         return Availability(False, "libamdhip64 is not on the library path; builds stop at the code object")
     return Availability(True)

@@ -1,12 +1,13 @@
 """Runs clang on emitted text: a code object for a device, a shared library with launchers, or one that emulates.
 
-No ROCm is needed to compile; a library with launchers links with libamdhip64 only where it is there.
+No ROCm is needed to compile; a library with launchers finds libamdhip64 when it is loaded.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -72,12 +73,24 @@ def compile_object(source: str, arch: str, directory: Path) -> Path:
     return target
 
 
-def compile_library(source: str, arch: str, directory: Path, link: Sequence[str]) -> Path:
-    """A shared library with the code object inside and the plans as C functions; `link` brings the HIP runtime."""
-    target = directory / "libkernels.so"
-    options = [f"--offload-arch={arch}", f"-I{INCLUDE}", "-shared", "-fPIC", "--no-gpu-bundle-output"]
-    _run([clang(), *_DEVICE, *options, str(_write(source, directory)), "-o", str(target), *link])
+def compile_library(source: str, arch: str, directory: Path) -> Path:
+    """A shared library with the code object inside and the plans as C functions; libamdhip64 must be there to load it."""
+    target, bundle = directory / "libkernels.so", directory / "kernels.hipfb"
+    bundle.write_bytes(_bundle(compile_object(source, arch, directory).read_bytes(), arch))
+    embed = ["-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(bundle)]
+    options = ["--offload-host-only", *embed, f"-I{INCLUDE}", "-shared", "-fPIC", "-no-hip-rt"]
+    _run([clang(), *_DEVICE, *options, str(_write(source, directory)), "-o", str(target)])
     return target
+
+
+def _bundle(code: bytes, arch: str) -> bytes:
+    """What the HIP runtime takes: a list of code objects by target, the host's empty, each at the start of a page."""
+    entries = [(b"host-x86_64-unknown-linux-gnu-", b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}".encode(), code)]
+    head, body, page = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries)), b"", 4096
+    for name, data in entries:
+        head += struct.pack("<QQQ", page + len(body), len(data), len(name)) + name
+        body += data
+    return head.ljust(page, b"\0") + body
 
 
 def compile_emulated(source: str, directory: Path) -> Path:
