@@ -33,12 +33,14 @@ class Heads:
     """Sizes of the heads as tiles hold them, and the element type of q, k and v.
 
     `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
+    `masked` says that a mask shortens the loops.
     """
 
     qk: int
     v: int
     dtype: str
     gathered: int = 0
+    masked: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

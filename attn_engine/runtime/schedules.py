@@ -41,9 +41,10 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False) -> Sc
 
 
 def heads_of(module: ModuleOp) -> Heads:
-    """Head dims, element type and gathered bytes of the attention in a module."""
+    """What a schedule must know of the attention in a module."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op))
+    masked = op.mask is not None and bool(op.mask.blocks)
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked)
 
 
 def _channels(value: SSAValue) -> int:
