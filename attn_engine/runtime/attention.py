@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from attn_engine.errors import AsyncUnsupportedError, UnsupportedOpError
 from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
@@ -17,6 +19,7 @@ from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver, op
 from attn_engine.runtime.captures import CaptureRules, capture_rules
+from attn_engine.runtime.choice import choose
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.inspect import Inspection
@@ -152,13 +155,34 @@ class Attention(Inspection):
         key = (trace.text, target, wrt, tf32, known)
         found = self._memory.compiled.get(key)
         if found is None:
-            default = default_schedule(target, trace.traced.module, tf32)
-            request = Request(wrt, target.backend, self.options.apply(default), known.positive_scale, known.covered)
-            if self.tuner is not None and not q.is_meta:
-                request = replace(request, schedule=self._tuned(trace, target, request, inputs))
-            found = driver.compile_traced(trace.traced.module, trace.text, request)
+            found = self._first(trace, choose(self.backend, target, trace.traced.module), wrt, inputs, known, tf32)
             self._memory.compiled[key] = found
         return found
+
+    def _first(
+        self,
+        trace: Trace,
+        targets: tuple[Target, ...],
+        wrt: tuple[str, ...],
+        inputs: Inputs,
+        known: Known,
+        tf32: bool,
+    ) -> Compiled:
+        """Built for the first target that takes this attention; the last one's refusal is the caller's."""
+        *preferred, last = targets
+        for target in preferred:
+            with suppress(AsyncUnsupportedError, UnsupportedOpError):
+                return self._build(trace, target, wrt, inputs, known, tf32)
+        return self._build(trace, last, wrt, inputs, known, tf32)
+
+    def _build(
+        self, trace: Trace, target: Target, wrt: tuple[str, ...], inputs: Inputs, known: Known, tf32: bool
+    ) -> Compiled:
+        default = default_schedule(target, trace.traced.module, tf32)
+        request = Request(wrt, target.backend, self.options.apply(default), known.positive_scale, known.covered)
+        if self.tuner is not None and not inputs[0].is_meta:
+            request = replace(request, schedule=self._tuned(trace, target, request, inputs))
+        return driver.compile_traced(trace.traced.module, trace.text, request)
 
     def _tuned(self, trace: Trace, target: Target, request: Request, inputs: Inputs) -> Schedule:
         """The schedule that the tuner finds for a request, measured on the tensors of this call."""

@@ -36,14 +36,14 @@ def arch_of(device: torch.device) -> str:
 def target_of(device: torch.device, backend: str | None) -> Target:
     """The backend asked for, else the environment's, else triton on a GPU and cpu elsewhere."""
     name = backend or settings().backend or ("triton" if device.type == "cuda" else "cpu")
-    return Target(name, arch_of(device)) if _usable(name) else _refuse(name)
+    return Target(name, arch_of(device)) if is_usable(name) else _refuse(name)
 
 
 @cache
-def _usable(name: str) -> bool:
+def is_usable(name: str) -> bool:
     return get_backend(name).check().ok
 
 
 def _refuse(name: str) -> Target:
-    others = [n for n in BACKENDS if n != name and _usable(n)]
+    others = [n for n in BACKENDS if n != name and is_usable(n)]
     raise BackendUnavailableError(name, get_backend(name).check().reason, others)

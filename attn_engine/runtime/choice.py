@@ -1,0 +1,60 @@
+"""Which backend an attention gets when its user names none.
+
+On Hopper the forward has asynchronous kernels (`gluon`) beside plain ones (`triton`). Measured on an H100: the former
+win by 1.25 to 1.4 where a score needs little arithmetic (softmax, ALiBi, sigmoid) and lose by 1.15 where
+it needs much (a tanh soft-cap), because their consumers leave few issue slots and registers.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import ModuleOp, TensorType, f32
+from xdsl.ir import Operation
+
+from attn_engine.dialects import attn, tile
+from attn_engine.ir.axes import axes_of
+from attn_engine.runtime.devices import Target, is_usable
+
+ASYNC_ARCH = "sm_90"
+ASYNC_HEADS = (64, 128)
+MAX_SCORE_COST = 16
+"""Above so many operations per score, plain kernels are taken."""
+
+_FREE = (arith.ConstantOp, attn.YieldOp)
+_EXPANDED = 15
+"""About what a function without an instruction of its own costs."""
+
+
+def choose(backend: str | None, target: Target, module: ModuleOp) -> tuple[Target, ...]:
+    """Targets to try in order; one only if the user or the environment named a backend."""
+    if backend is not None or target.backend != "triton" or target.arch != ASYNC_ARCH or not is_usable("gluon"):
+        return (target,)
+    op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp))
+    return (Target("gluon", target.arch), target) if _suits(op) else (target,)
+
+
+def _suits(op: attn.AttentionOp) -> bool:
+    """Whether the asynchronous forward is predicted to be the faster one."""
+    if tile.element_of(op.q) == f32:
+        return False
+    sizes = [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
+    if any(size not in ASYNC_HEADS for size in sizes) or len(set(sizes)) > 1:
+        return False
+    mods = (op.query_mod, op.key_mod, op.value_mod)
+    return not any(m is not None and m.blocks for m in mods) and score_cost(op) <= MAX_SCORE_COST
+
+
+def score_cost(op: attn.AttentionOp) -> int:
+    """Operations that the score_mod does per score; a table of scores counts as too many."""
+    if op.score_mod is None or not op.score_mod.blocks:
+        return 0
+    axes = axes_of(op, "score_mod")
+    elements = [o for o in op.score_mod.block.ops if not isinstance(o, _FREE) and {"q", "kv"} <= axes[o.results[0]]]
+    if any(isinstance(o, attn.LoadOp) for o in elements):
+        return MAX_SCORE_COST + 1
+    return sum(_cost(o) for o in elements)
+
+
+def _cost(op: Operation) -> int:
+    cheap = (math.ExpOp, math.Exp2Op, math.LogOp, math.Log2Op, math.AbsFOp, math.SqrtOp, math.RsqrtOp, math.FmaOp)
+    return 1 if op.name.startswith("arith.") or isinstance(op, cheap) else _EXPANDED

@@ -1,0 +1,61 @@
+"""Which backend an attention gets by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_engine import library
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
+from attn_engine.runtime import choice
+from attn_engine.runtime.devices import Target
+
+HOPPER = Target("triton", "sm_90")
+
+
+@pytest.fixture(autouse=True)
+def usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "is_usable", lambda name: True)
+
+
+def chosen(definition: Definition, target: Target = HOPPER, dtype: torch.dtype = torch.bfloat16, dim: int = 128):
+    module = build(definition, dtype=dtype, head_dim=dim, head_dim_v=dim).module
+    return [t.backend for t in choice.choose(None, target, module)]
+
+
+SLOPES, BIAS = torch.rand(4), torch.randn(4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        Definition(mask_mod=library.causal),
+        Definition(score_mod=library.alibi(SLOPES), mask_mod=library.sliding_window(5)),
+        Definition(row=library.sigmoid),
+    ],
+    ids=["softmax", "alibi", "sigmoid"],
+)
+def test_cheap_scores_are_asynchronous_on_hopper(definition: Definition):
+    assert chosen(definition) == ["gluon", "triton"]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        Definition(score_mod=library.soft_cap(20.0)),
+        Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, q, kv]),
+        Definition(key_mod=lambda x: 2 * x),
+    ],
+    ids=["soft_cap", "bias", "key_mod"],
+)
+def test_others_are_plain(definition: Definition):
+    assert chosen(definition) == ["triton"]
+
+
+def test_other_devices_types_and_names_are_plain():
+    assert chosen(Definition(), Target("triton", "sm_80")) == ["triton"]
+    assert chosen(Definition(), dtype=torch.float32) == ["triton"]
+    assert chosen(Definition(), dim=72) == ["triton"]
+    module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
+    assert choice.choose("triton", HOPPER, module) == (HOPPER,)
