@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,10 @@ UserFunction = Callable[..., Any]
 Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]
 """q, k, v, captures and scale of a call."""
 
-_NOT_COMPILED = torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call")
+_NOT_COMPILED = cast(
+    Callable[[Callable[..., Any]], Callable[..., Any]],
+    torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call"),
+)
 """`torch.compile` breaks its graph at what this decorates."""
 
 
