@@ -112,9 +112,11 @@ class Frame:
     def skv(self) -> SSAValue:
         return self.kernel.take(self.operands.skv)
 
-    def program(self) -> Program:
+    def program(self, covered: bool = True) -> Program:
         names = self.operands.capture_names
-        return Program([KernelCapture(self.kernel, self.operands[n]) for n in names], covered=self.operands.covered)
+        return Program(
+            [KernelCapture(self.kernel, self.operands[n]) for n in names], covered=covered and self.operands.covered
+        )
 
     def heads(self, program: Program) -> list[SSAValue]:
         return [program.index(Bound(self.b), "b"), program.index(Bound(self.h), "h")]
@@ -190,7 +192,8 @@ class Frame:
         if block is None:
             return value
         rows = tile.shape_of(value)[0]
-        program = self.program()
+        # Channels and positions beyond the operand are computed, and thrown away: its tables are guarded.
+        program = self.program(covered=False)
         element = cast(program, program.argument(Bound(value, (0, 1)), "x"), f32)
         index = self.channel_index(program, scope, h, row0, rows, head)
         self._inside(program, index, limit, head)

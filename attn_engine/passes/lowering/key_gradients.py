@@ -114,7 +114,7 @@ class KeyGradients:
         nothing = program.argument(Bound(frame.take("scale")), "unused")
         # The place depends on no query: any index stands for q.
         b, h = frame.heads(program)
-        kv = program.index(Bound(self.kv_index, (0,)), "kv")
+        kv = program.index(Bound(self.kv_index, (0,)), "kv", Bound(frame.skv))
         target = places_of(
             frame, scope, region, program, [nothing, nothing, b, h, h, kv, *[nothing] * len(self.vectors)], number
         )

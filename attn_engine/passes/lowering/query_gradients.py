@@ -136,7 +136,7 @@ def operand_gradient(
     factor: SSAValue | None,
 ) -> SSAValue:
     """factor * acc in the operands' type, carried through the derivative of the operand's mod."""
-    program, shape = frame.program(), tile.shape_of(acc)
+    program, shape = frame.program(covered=False), tile.shape_of(acc)
     value = program.argument(Bound(acc, (0, 1)), "g")
     if factor is not None:
         value = program.add(arith.MulfOp(value, program.argument(Bound(factor), "scale")), "g")
