@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 Score = Callable[[Any, Any, Any, Any, Any], Any]
 Mask = Callable[[Any, Any, Any, Any], Any]
+Row = Callable[[Any, Any, Any, Any], Any]
 
 
 # Row functions: from the scores of a row to its weights
@@ -19,6 +21,19 @@ def softmax(s: Any) -> Any:
     return e / e.sum()
 
 
+def softmax_with_temperature(temperature: float | torch.Tensor, per: str = "head") -> Row:
+    """softmax(s / temperature); a trainable tensor of shape [] or, `per` "head" or "query", [H] or [H, Sq]."""
+    if per not in ("head", "query"):
+        raise ValueError(f'temperature per {per!r}: write "head" or "query"')
+    read = _per_row(temperature, per)
+
+    def row(s: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        e = torch.exp((s - s.amax()) / read(h, q_idx))
+        return e / e.sum()
+
+    return row
+
+
 def softmax1(s: Any) -> Any:
     """Softmax with one more score of 0 that has no value: a row may attend to nothing."""
     m = torch.maximum(s.amax(), torch.zeros(()))
@@ -26,14 +41,62 @@ def softmax1(s: Any) -> Any:
     return e / (torch.exp(-m) + e.sum())
 
 
+def softmax_with_sink(sink: float | torch.Tensor) -> Row:
+    """Softmax with one more score that has no value, trainable where it is a tensor of shape [] or [H]."""
+    read = _per_row(sink, "head")
+
+    def row(s: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        extra = read(h, q_idx)
+        m = torch.maximum(s.amax(), torch.as_tensor(extra))
+        e = torch.exp(s - m)
+        return e / (torch.exp(extra - m) + e.sum())
+
+    return row
+
+
+def softmax_centred(s: Any) -> Any:
+    """Softmax of the scores less their mean."""
+    c = s - s.mean()
+    e = torch.exp(c - c.amax())
+    return e / e.sum()
+
+
+def log_cosh_softmax(s: Any) -> Any:
+    """exp(s - c) with c = log(sum cosh s): a softmax whose normaliser counts both tails."""
+    m = s.abs().amax()
+    c = m + torch.log(0.5 * (torch.exp(s - m) + torch.exp(-s - m)).sum())
+    return torch.exp(s - c)
+
+
 def sigmoid(s: Any) -> Any:
     """Each key by itself: 1 / (1 + exp(-s))."""
     return torch.sigmoid(s)
 
 
+def sigmoid_of_length(length: int | torch.Tensor) -> Row:
+    """sigmoid(s - log n): weights of about 1 / n for scores around 0; n is a number, or a tensor of one per batch."""
+    bias = math.log(length) if isinstance(length, int) else torch.log(length.float())
+
+    def row(s: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        return torch.sigmoid(s - (bias[b] if isinstance(bias, torch.Tensor) and bias.ndim else bias))
+
+    return row
+
+
 def relu(s: Any) -> Any:
     """Each key by itself: max(s, 0)."""
     return torch.relu(s)
+
+
+def squared_relu(s: Any) -> Any:
+    """Each key by itself: max(s, 0)^2."""
+    positive = torch.relu(s)
+    return positive * positive
+
+
+def relu_by_length(s: Any) -> Any:
+    """max(s, 0) over the number of visible keys."""
+    return torch.relu(s) / torch.ones_like(s).sum()
 
 
 def identity(s: Any) -> Any:
@@ -49,6 +112,32 @@ def retention(s: Any) -> Any:
 def cosine(s: Any) -> Any:
     """s / sqrt(sum s^2): weights of unit length."""
     return s / torch.sqrt((s * s).sum())
+
+
+def p_norm(p: float) -> Callable[[Any], Any]:
+    """s / (sum |s|^p)^(1/p)."""
+    if not p >= 1:
+        raise ValueError(f"p is {p}: a norm needs at least 1")
+
+    def row(s: Any) -> Any:
+        return s / (s.abs() ** p).sum() ** (1.0 / p)
+
+    return row
+
+
+def softplus_normalised(s: Any) -> Any:
+    """log(1 + exp(s)) / sum."""
+    t = torch.nn.functional.softplus(s)
+    return t / t.sum()
+
+
+def _per_row(value: float | torch.Tensor, per: str) -> Callable[[Any, Any], Any]:
+    """How a number of the row is read: as it is, by head, or by head and query."""
+    if not isinstance(value, torch.Tensor) or not value.ndim:
+        return lambda h, q_idx: value
+    if per == "head":
+        return lambda h, q_idx: value[h]
+    return lambda h, q_idx: value[h, q_idx]
 
 
 # Score functions

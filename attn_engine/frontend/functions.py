@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import f32, i64
 from attn_engine.errors import UnsupportedFunctionError
 from attn_engine.frontend.activations import ACTIVATIONS
 from attn_engine.frontend.arithmetic import ARITHMETIC, Unary, truth
+from attn_engine.frontend.composites import COMPOSITES
 from attn_engine.frontend.region import Function, RegionTrace, as_number, constant_op
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol
@@ -145,7 +146,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "trunc": ("fix",),
 }
 
-_FUNCTIONS: dict[str, Function] = ARITHMETIC | ACTIVATIONS | _CASTS
+_FUNCTIONS: dict[str, Function] = ARITHMETIC | ACTIVATIONS | COMPOSITES | _CASTS
 
 ELEMENTWISE: dict[str, Function] = _FUNCTIONS | {
     alias: _FUNCTIONS[name] for name, aliases in _ALIASES.items() for alias in aliases

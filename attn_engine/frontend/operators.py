@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from attn_engine.frontend.region import RegionTrace
 
 Operand: TypeAlias = "TracedValue | torch.Tensor | bool | int | float"
+
+
+def untraced() -> AbstractContextManager[object]:
+    """Torch calls of our own, which tell nothing about the user's function."""
+    return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateUsage]
 
 
 class TracedValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from xdsl.dialects import math
@@ -67,6 +67,29 @@ def count(r: RegionTrace, x: object) -> Symbol:
 
 def row_mean(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False, dtype: object = None) -> Symbol:
     return row_sum(r, x, dim, keepdim, dtype) / count(r, x)
+
+
+def row_var(
+    r: RegionTrace,
+    x: object,
+    dim: object = None,
+    *,
+    correction: float = 1,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+) -> Symbol:
+    """The mean square of the distances to the mean: the mean comes first, so that nothing cancels."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    _check(dim)
+    value = r.as_f32(x)
+    centred = value - row_mean(r, value)
+    freedom = count(r, value) - float(correction if unbiased is None else unbiased)
+    return row_sum(r, centred * centred) / r.apply("clamp", (freedom,), {"min": 0.0})
+
+
+def row_std(r: RegionTrace, x: object, dim: object = None, **options: Any) -> Symbol:
+    return r.emit(math.SqrtOp(row_var(r, x, dim, **options).value))
 
 
 def _shared_extremum(kind: ReduceKind) -> Function:
@@ -164,7 +187,9 @@ _REDUCTIONS: dict[str, Function] = _NORMS | {
     "mean": row_mean,
     "min": _extremum(ReduceKind.MIN, ELEMENTWISE["minimum"]),
     "softmax": softmax,
+    "std": row_std,
     "sum": row_sum,
+    "var": row_var,
 }
 
 
@@ -206,7 +231,7 @@ def _online_extremum(row: Function, elementwise: Function) -> Function:
     return function
 
 
-_NEVER = ("all", "any", "argmax", "argmin", "cumsum", "count_nonzero", "median", "prod", "sort", "std", "topk", "var")
+_NEVER = ("all", "any", "argmax", "argmin", "cumsum", "count_nonzero", "median", "prod", "sort", "topk")
 _REFUSED: dict[str, Function] = {name: _refused(name) for name in (*_REDUCTIONS, *_NEVER)}
 
 SCALAR_FUNCTIONS: dict[str, Function] = _REFUSED | ELEMENTWISE | _ELEMENTWISE_EXTREMA

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,6 +21,7 @@ from attn_engine.errors import (
     OperandError,
     UnsupportedFunctionError,
 )
+from attn_engine.frontend.operators import untraced as untraced
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol, TracedValue
 from attn_engine.frontend.vectors import Part, Vector
@@ -261,11 +261,6 @@ class RegionTrace:
                 op.detach()
                 op.erase()
         self.active = False
-
-
-def untraced() -> AbstractContextManager[object]:
-    """Torch calls of our own, which tell nothing about the user's function."""
-    return torch._C.DisableTorchFunction()  # pyright: ignore[reportPrivateUsage]
 
 
 def as_number(operand: object) -> bool | int | float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from attn_engine.errors import CaptureIndexError, ReductionError, UnsupportedFunctionError
-from attn_engine.frontend.operators import Operators
+from attn_engine.frontend.operators import Operators, untraced
 from attn_engine.frontend.source import refuse, user_line
 from attn_engine.frontend.symbols import Symbol
 
@@ -121,9 +121,10 @@ class Part(Vector):
 
     @property
     def shape(self) -> torch.Size:
-        for axis in range(len(self.indices), self.tensor.ndim):
-            self.region.tracer.fix_size(self.tensor, axis)
-        return self.tensor.shape[len(self.indices) :]
+        with untraced():
+            for axis in range(len(self.indices), self.tensor.ndim):
+                self.region.tracer.fix_size(self.tensor, axis)
+            return self.tensor.shape[len(self.indices) :]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -24,6 +24,9 @@ LN2 = math.log(2.0)
 # Operations without operands, for atoms that no operation of the user stands for.
 ABS = math_dialect.AbsFOp.create(operands=[], result_types=[f32])
 LOG = math_dialect.LogOp.create(operands=[], result_types=[f32])
+_PLAIN = {"fastmath": arith.FastMathFlagsAttr("none")}
+MAXIMUM = arith.MaximumfOp.create(operands=[], result_types=[f32], properties=_PLAIN)
+MINIMUM = arith.MinimumfOp.create(operands=[], result_types=[f32], properties=_PLAIN)
 SELECT = arith.SelectOp.create(operands=[], result_types=[f32])
 # What may stand in the exponent of a row factor: in a live row it is finite, or the row is out of range anyway.
 CLAMPS = ("arith.maximumf", "arith.maxnumf", "arith.minimumf", "arith.minnumf")

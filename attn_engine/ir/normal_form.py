@@ -27,7 +27,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp, YieldOp
-from attn_engine.ir.algebra import LN2, Algebra, add, as_sum, constant, make_sum, scale, snap, sub
+from attn_engine.ir.algebra import LN2, MAXIMUM, MINIMUM, Algebra, add, as_sum, constant, make_sum, scale, snap, sub
 from attn_engine.ir.expression import ONE, ZERO, Product, Sum
 from attn_engine.ir.value_range import value_range
 
@@ -103,14 +103,21 @@ class NormalForms:
 
     def _apply(self, operation: Operation, args: list[Sum]) -> Sum:
         if isinstance(operation, arith.SelectOp) and operation.result.type == f32:
-            live = _in_live_rows(*args)
-            return self.algebra.select(*args) if live is None else live
+            return self._select(*args)
         if isinstance(operation, arith.ConstantOp) and isinstance(operation.value, FloatAttr):
             number = operation.value.value.data
             return constant(number) if abs(number) < inf else self.algebra.opaque(operation, [])
         rule = _RULES.get(type(operation))
         form = rule(self.algebra, args) if rule else None
         return self._clamp(operation, args) if form is None else form
+
+    def _select(self, condition: Sum, chosen: Sum, other: Sum) -> Sum:
+        """A clamp written as a select is the clamp; a select that only asks whether the row is dead is one branch."""
+        live = _in_live_rows(condition, chosen, other)
+        if live is not None:
+            return live
+        clamp = _clamp_in(condition, chosen, other)
+        return self.algebra.select(condition, chosen, other) if clamp is None else self._clamp(clamp, [other, chosen])
 
     def _clamp(self, operation: Operation, args: list[Sum]) -> Sum:
         """max(x * c, 0) is max(x, 0) * c for a positive c; other operations are atoms."""
@@ -129,6 +136,19 @@ def _argument_on_kv(argument: BlockArgument) -> bool:
     return argument.index in (0, 4)
 
 
+def _clamp_in(condition: Sum, chosen: Sum, other: Sum) -> Operation | None:
+    """Which extremum of both a select is: x < c ? c : x is the larger one, NaN staying NaN."""
+    atom = condition.atom
+    operation = atom.operation if atom else None
+    if atom is None or not isinstance(operation, arith.CmpfOp) or atom.args != (other, chosen):
+        return None
+    predicate = operation.predicate
+    assert isinstance(predicate, IntegerAttr)
+    number = predicate.value.data
+    return MAXIMUM if number in _ORDERED_LESS else MINIMUM if number in _ORDERED_GREATER else None
+
+
+_ORDERED_GREATER, _ORDERED_LESS = (2, 3), (4, 5)
 _EQUAL = {1: True, 8: True, 6: False, 13: False}
 _GREATER = {2: False, 9: False}
 _LESS = {4: False, 11: False}

@@ -17,10 +17,11 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp
 from attn_engine.errors import RowValueError
-from attn_engine.ir.algebra import Algebra, add, scale
+from attn_engine.ir.algebra import Algebra, add, make_sum, scale
 from attn_engine.ir.expression import GROUP, ONE, Atom, Key, Sum, show, show_atom
 from attn_engine.ir.normal_form import NormalForms
 from attn_engine.ir.separation import Refusal, Separation, describe, separate, separate_extremum
+from attn_engine.ir.value_range import value_range
 
 IDENTITY = {ReduceKind.SUM: 0.0, ReduceKind.COUNT: 0.0, ReduceKind.MAX: -math.inf, ReduceKind.MIN: math.inf}
 WEIGHT = "weight"
@@ -176,6 +177,8 @@ class _Planner:
         name = op.result.name_hint or f"{kind.value}({show(value)})"
         number = _positive_number(self.plan.algebra, value) if kind in (ReduceKind.MAX, ReduceKind.MIN) else 1.0
         value = scale(value, 1 / number)
+        if parts := self._separate_terms(kind, value, self._level_of(value)):
+            return self._sum_of_terms(op, name, parts, self._level_of(value))
         separation, level = self._settled(name, kind, op.value, value, self._level_of(value))
         if number != 1.0 and not value.states:
             separation = replace(separation, source=None)
@@ -184,6 +187,23 @@ class _Planner:
         state = self._state(op, kind, separation, level)
         whole = add(state, separation.row) if separation.additive else self.plan.algebra.mul(state, separation.row)
         self._reduced[op] = scale(whole, number)
+        return self._reduced[op]
+
+    def _separate_terms(self, kind: ReduceKind, value: Sum, level: int) -> list[Separation]:
+        """The terms of a sum that is one-pass only term by term: all nonnegative, so that nothing cancels."""
+        if kind is not ReduceKind.SUM or isinstance(self._separated(kind, value, level), Separation):
+            return []
+        terms = [make_sum([term]) for term in value.terms]
+        found = [s for t in terms if isinstance(s := self._separated(kind, t, level), Separation)]
+        return found if len(found) == len(terms) and all(value_range(t).nonnegative for t in terms) else []
+
+    def _sum_of_terms(self, op: RowReduceOp, name: str, parts: list[Separation], level: int) -> Sum:
+        """The reduction as a sum of states, one per term."""
+        for part in parts:
+            self.plan.verdicts.append(Verdict(f"{name}, a term of it", level, True, describe(part)))
+        states = [self._state(op, ReduceKind.SUM, part, level) for part in parts]
+        mul = self.plan.algebra.mul
+        self._reduced[op] = add(*(mul(state, part.row) for state, part in zip(states, parts, strict=True)))
         return self._reduced[op]
 
     def _state(self, op: RowReduceOp, kind: ReduceKind, separation: Separation, level: int) -> Sum:

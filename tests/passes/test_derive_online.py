@@ -190,7 +190,30 @@ def maximum_of_weights(r, s):
     return e / r.max(e)
 
 
+def softmax_from_clamped_maximum(r, s):
+    m = r.max(s)
+    m = r.select(r.compare("olt", m, -5.0), -5.0, m)
+    e = r.exp(s - m)
+    return e / r.sum(e)
+
+
+def log_cosh(r, s):
+    m = r.max(r.abs(s))
+    c = m + r.log(r.sum(r.exp(s - m) + r.exp(-s - m)) * 0.5)
+    return r.exp(s - c), c
+
+
+def log_cosh_stabilised(r, s):
+    m = r.max(r.abs(s))
+    c = m + r.log(r.sum(r.exp(s - m) + r.exp(-s - m)))
+    e = r.exp(s - c)
+    return e / r.sum(e)
+
+
 ONE_LOOP = [
+    softmax_from_clamped_maximum,
+    log_cosh,
+    log_cosh_stabilised,
     softmax,
     softmax_base_two,
     softmax_from_lse,
@@ -297,7 +320,14 @@ def standardised(r, s):
     return c / r.sqrt(r.sum(c * c) + 1.0)
 
 
+def sum_that_cancels(r, s):
+    """Term by term it would be one loop, and lose everything where the terms cancel."""
+    m = r.max(s)
+    return s / (1.0 + r.sum(r.exp(s - m) - r.exp(s * 2.0 - m * 2.0)) ** 2.0)
+
+
 TWO_LOOPS = [
+    sum_that_cancels,
     temperature_per_key,
     centred,
     clamped_difference,
