@@ -57,7 +57,7 @@ def window(
     for dim, (index, size) in enumerate(zip(memory, tensor.shape, strict=True)):
         low, high = (index.start, index.stop) if isinstance(index, slice) else (index, index + 1)
         if low < 0 or high > size:
-            raise TileAccessError(f"{op.name}: [{low}, {high}) is outside axis {dim} of size {size}: {op}")
+            raise TileAccessError(f"[{low}, {high}) is outside axis {dim} of size {size}: {op}")
     order = sorted(dims)
     return Window(tuple(memory), tuple(inside), tuple(order.index(dim) for dim in dims))
 
@@ -92,5 +92,5 @@ class Owners:
             owner = self._of[id(tensor)] = torch.full(tensor.shape, -1, dtype=torch.int32)
         part = access.of(owner)
         if bool(((part != -1) & (part != program)).any()):
-            raise TileAccessError(f"{op.name}: two programs of a launch store to the same element: {op}")
+            raise TileAccessError(f"two programs of a launch store to the same element: {op}")
         part.fill_(program)

@@ -42,7 +42,9 @@ class BaseTwo:
     def apply(self) -> None:
         exponentials = [op for op in self.block.ops if isinstance(op, math.ExpOp)]
         rows = (
-            {row for op in exponentials if (row := self._subtracted_row(op)) is not None} if self.distribute else set[SSAValue]()
+            {row for op in exponentials if (row := self._subtracted_row(op)) is not None}
+            if self.distribute
+            else set[SSAValue]()
         )
         for op in exponentials:
             self._replace(op, [math.Exp2Op(self._scaled(op, rows))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.attn_lowered import SOFTMAX_BACKWARD, SOFTMAX_ONLINE, SOFTMAX_THREE_STEPS
 from xdsl.parser import Parser
 
 from attn_engine.interpreters.attn import run_online
@@ -12,6 +11,7 @@ from attn_engine.interpreters.attn_backward import run_backward
 from attn_engine.interpreters.tile import run_plan
 from attn_engine.passes.convert_attn_to_tile import ConvertAttnToTilePass
 from attn_engine.universe import make_context
+from tests.support.attn_lowered import SOFTMAX_BACKWARD, SOFTMAX_ONLINE, SOFTMAX_THREE_STEPS
 
 BLOCKS = (16, 16, 4, 1)
 

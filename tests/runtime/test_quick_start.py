@@ -96,7 +96,9 @@ def test_quick_start(named: str, layout: str):
 def test_block_mask_tensor_hides_blocks():
     blocks = create_block_mask(lambda b, h, q, kv: (q // 64 == kv // 64) & (q >= kv), 1, 1, S, S, Qblk=64, KVblk=64)
     qkv_meta = tuple(meta_tensor(B, H, S, d, dtype=torch.float32) for d in (D, D, DV))
-    mod = AttentionEngine(qkv_meta, score_mod=lambda s, b, h, q, kv: s * softmax_scale, block_mask=blocks, layout="bhsd")
+    mod = AttentionEngine(
+        qkv_meta, score_mod=lambda s, b, h, q, kv: s * softmax_scale, block_mask=blocks, layout="bhsd"
+    )
     q, k, v = (torch.randn(B, H, S, D) for _ in range(3))
     i = torch.arange(S) // 64
     assert torch.allclose(mod(q, k, v).double(), dense(q, k, v, i[:, None] == i), atol=2e-5)

@@ -136,9 +136,10 @@ def _masked(program: Program, score: SSAValue, anchor: Operation) -> SSAValue:
     for op in program.block.ops:
         if op is anchor:
             break
-        if isinstance(op, arith.SelectOp) and op.cond is program.visible and op.lhs is score:
-            if _number(op.rhs) == _MINUS_INFINITY:
-                return op.result
+        if not isinstance(op, arith.SelectOp) or op.cond is not program.visible or op.lhs is not score:
+            continue
+        if _number(op.rhs) == _MINUS_INFINITY:
+            return op.result
     assert program.visible is not None
     lowest = arith.ConstantOp(FloatAttr(_MINUS_INFINITY, score.type))  # type: ignore[arg-type]
     masked = arith.SelectOp(program.visible, score, lowest)
@@ -182,7 +183,7 @@ def _keeps_range(value: SSAValue, factor: SSAValue) -> bool:
     greater = compare.predicate.value.data in _GREATER
     of_value = isinstance(magnitude, math.AbsFOp) and magnitude.operand is value
     known = large is not None and small is not None and limit is not None
-    return greater and of_value and known and 0.0 < large <= 1.0 and 0.0 < small and small * limit < _LARGEST  # type: ignore[operator]
+    return greater and of_value and known and 0.0 < large <= 1.0 and small > 0.0 and small * limit < _LARGEST  # type: ignore[operator]
 
 
 _GREATER = (2, 3)
