@@ -45,6 +45,11 @@ def Pipelined(trips, num_stages=0):
     return _T.serial(trips)
 
 
+def abs(x):
+    """The CPU target knows no fabs."""
+    return _T.Select(x < 0, x * -1, x)
+
+
 def copy(source, target, disable_tma=False):
     return _T.copy(source, target)
 

@@ -7,7 +7,7 @@ from attn_engine.backends.tilelang.emit import emit
 BACKEND = Backend(
     name="tilelang",
     level=Level.BUFFERED,
-    pipeline=("tilelang-bounds",),
+    pipeline=('tile-expand-math{keep="math.erf"}', "tile-assign-memory", "tilelang-bounds"),
     emit=emit,
     build=build,
     check=check,

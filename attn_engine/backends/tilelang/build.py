@@ -57,42 +57,33 @@ def plans_of(module: ModuleType) -> dict[str, Plan]:
     return {n: f for n, f in own.items() if f.__module__ == module.__name__ and n not in programs and n[0] != "_"}
 
 
-def overlaps_copies(arch: str) -> bool:
-    """TileLang 0.1.15 fails on pipelined loops of dynamic length where copies are not bulk copies (sm_8x, gfx950)."""
-    return not arch.startswith(("sm_8", "gfx950"))
-
-
 def lower(source: str, arch: str) -> dict[str, str]:
     """The device source of each kernel of a text, for a device that need not be here: `sm_90a`, `gfx942`."""
     import tilelang
     from tilelang import tvm
 
-    language: Any = tvm
     module: Any = load(source)
-    module.PIPELINED = overlaps_copies(arch)
+    language: Any = tvm
+    compiler: Any = tilelang
     gpu = {"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch}
     target = language.target.Target(gpu)
+
+    def device_source(program: Any, tensors: int, pipelined: bool) -> str:
+        with target, language.transform.PassContext(opt_level=3):
+            return compiler.lower(program(*[True] * tensors, pipelined), target=target).kernel_source
+
     texts: dict[str, str] = {}
     for name, (program, tensors) in module.KERNELS.items():
-        with target, language.transform.PassContext(opt_level=3):
-            lowered: Any = tilelang.lower(program(*[True] * tensors), target=target)
-            texts[name] = lowered.kernel_source
+        try:
+            texts[name] = device_source(program, tensors, True)
+        except TypeError:  # as when a kernel is built for the device that is here
+            texts[name] = device_source(program, tensors, False)
     return texts
-
-
-def _current_arch() -> str:
-    import torch
-
-    library: Any = torch
-    properties = library.cuda.get_device_properties(library.cuda.current_device())
-    return str(properties.gcnArchName) if library.version.hip else f"sm_{properties.major}{properties.minor}"
 
 
 def build(source: str) -> Mapping[str, Plan]:
     """One callable per plan. A kernel is compiled at its first launch, for the current device."""
-    module: Any = load(source)
-    module.PIPELINED = overlaps_copies(_current_arch())
-    return plans_of(module)
+    return plans_of(load(source))
 
 
 def check() -> Availability:

@@ -1,7 +1,7 @@
 """Tile IR (buffered level) to a TileLang program: one op, one rule; kernels, then host plans.
 
-A kernel becomes a function that makes its program, from facts about tensors that the program must know: whether the
-last axis of each is contiguous. Sizes and strides are dynamic, strides in 64 bits. The grid is one axis, from which a
+A kernel becomes a function that makes its program, from facts that the program must know: whether the last
+axis of each tensor is contiguous, and whether loops overlap their copies with the rest. Sizes and strides are dynamic, strides in 64 bits. The grid is one axis, from which a
 program decodes its place (axis 0 varies fastest). `T.reduce_max` drops a NaN; sums keep it.
 """
 
@@ -45,12 +45,14 @@ import tilelang.language as T
 import torch
 
 COMPILE = tilelang.compile  # how a program becomes callable
-PIPELINED = True  # whether loops overlap their copies
 
 
 @functools.cache
 def _built(program, *facts):
-    return COMPILE(program(*facts))
+    try:
+        return COMPILE(program(*facts, True))
+    except TypeError:  # not every loop of dynamic length can be pipelined for every device
+        return COMPILE(program(*facts, False))
 
 
 def _cut(tensor, *sizes):
@@ -58,6 +60,14 @@ def _cut(tensor, *sizes):
     for axis, size in enumerate(sizes):
         if size is not None and tensor.shape[axis] != size:
             tensor = tensor.narrow(axis, 0, size)
+    return tensor
+
+
+def _whole(tensor, *sizes):
+    """A tensor that must have these sizes."""
+    for axis, size in enumerate(sizes):
+        if size is not None and tensor.shape[axis] != size:
+            raise ValueError(f"axis {axis} of a tensor of shape {tuple(tensor.shape)} must have {size} positions")
     return tensor
 '''
 
@@ -92,7 +102,11 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     lower, upper, step = printer.texts([op.lb, op.ub, op.step])
     stages = integer_attribute(op, "stages", 1)
     trips = f"T.max(T.ceildiv({upper} - {lower}, {step}), 0)"
-    loop = f"T.Pipelined({trips}, num_stages={stages} if PIPELINED else 0)" if stages > 1 else f"T.serial({trips})"
+    loop = (
+        f"T.Pipelined({trips}, num_stages={stages} if {printer.pipelined} else 0)"
+        if stages > 1
+        else f"T.serial({trips})"
+    )
     trip = printer.names.fresh("trip")
     with printer.writer.block(f"for {trip} in {loop}:"):
         printer.writer.line(f"{printer.text(op.body.block.args[0])} = {lower} + {trip} * {step}")
@@ -142,6 +156,7 @@ def _map(printer: KernelPrinter, op: compute.BufferMapOp) -> None:
         assert isinstance(end, tile.MapYieldOp)
         for output, value in zip(op.outputs, end.values, strict=True):
             printer.writer.line(f"{element(printer.text(output), printer.indices)} = {printer.text(value)}")
+    printer.indices = []
 
 
 def _print_input(printer: KernelPrinter, argument: SSAValue, value: SSAValue, axes: Sequence[int]) -> None:
@@ -180,7 +195,7 @@ def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp) -> KernelPrinter:
     printer = KernelPrinter(writer, kernel)
     writer.line()
     writer.line()
-    with writer.block(f"def {program_name(kernel)}({', '.join(printer.unit.values())}):"):
+    with writer.block(f"def {program_name(kernel)}({', '.join([*printer.unit.values(), printer.pipelined])}):"):
         _print_dynamic_names(printer)
         writer.line()
         writer.line("@T.prim_func")
@@ -239,10 +254,13 @@ def _print_table(writer: CodeWriter, printers: Sequence[KernelPrinter]) -> None:
 def _passed(printer: KernelPrinter, text: str, tensor: SSAValue, arguments: Sequence[str]) -> str:
     """A tensor as it is passed to a kernel: no more of it than the kernel touches."""
     extents, cuts = (reach_of(printer.kernel, tensor, kind) for kind in ("extents", "cuts"))
+    sizes = [arguments[n] if n != UNKNOWN else "None" for n in reach_of(printer.kernel, tensor, "sizes")]
+    if set(sizes) - {"None"}:
+        text = f"_whole({text}, {', '.join(sizes)})"
     ends = [
         str(e) if e != UNKNOWN else "None" if c == UNKNOWN else arguments[c] for e, c in zip(extents, cuts, strict=True)
     ]
-    return f"_cut({text}, {', '.join(ends)})" if set(ends) != {"None"} else text
+    return f"_cut({text}, {', '.join(ends)})" if set(ends) - {"None"} else text
 
 
 def _print_launch(printers: dict[str, KernelPrinter]):
@@ -271,7 +289,7 @@ def emit(module: ModuleOp) -> str:
     kernels = [op for op in module.ops if isinstance(op, tile.KernelOp)]
     printers = {kernel.sym_name.data: _print_kernel(writer, kernel) for kernel in kernels}
     _print_table(writer, list(printers.values()))
-    reserved = (*RESERVED, "_built", "_cut", *map(program_name, kernels))
+    reserved = (*RESERVED, "_built", "_cut", "_whole", *map(program_name, kernels))
     for plan in (op for op in module.ops if isinstance(op, tile.PlanOp)):
         writer.line()
         writer.line()

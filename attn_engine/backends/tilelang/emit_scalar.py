@@ -15,6 +15,10 @@ from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
+MAP_LIMIT, KERNEL_LIMIT = 32, 8
+"""How many operations the expression behind a name may have, in a map and outside. TVM replaces names by
+expressions: without a limit they double with every second use, and its proofs about indices take minutes."""
+
 
 def scalar_literal(value: Attribute, type_: Attribute) -> str:
     """A constant with its type: a bare Python number has none."""
@@ -37,7 +41,22 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
         "unsigned": f'"u{types.dtype(source)}"',
         "minus_one": f"T.{types.dtype(result)}(-1)",
     }
-    printer.assign(op, spelling.format(*printer.texts(op.operands), **names))
+    value = spelling.format(*printer.texts(op.operands), **names)
+    uses = [spelling.count(f"{{{n}}}") * printer.weights.get(operand, 1) for n, operand in enumerate(op.operands)]
+    weight = 1 + sum(uses)
+    if weight > (MAP_LIMIT if printer.indices else KERNEL_LIMIT):
+        _keep(printer, op, value)
+        return
+    printer.weights[op.results[0]] = weight
+    printer.assign(op, value)
+
+
+def _keep(printer: KernelPrinter, op: Operation, value: str) -> None:
+    """A value that stays one: TVM replaces names by what they stand for, but not what is read from memory."""
+    name = printer.names.fresh(f"{op.results[0].name_hint or 'v'}_kept")
+    printer.writer.line(f"{name} = T.alloc_local((1,), {quoted_dtype(op.results[0].type)})")
+    printer.writer.line(f"{name}[0] = {value}")
+    printer.assign(op, f"{name}[0]")
 
 
 def _scalar(printer: KernelPrinter, op: Operation) -> None:

@@ -29,6 +29,10 @@ def _tensor_of(op: Copy) -> SSAValue:
     return op.source if isinstance(op, memory.CopyInOp) else op.target
 
 
+def _rank(value: SSAValue) -> int:
+    return value.type.rank.data if isinstance(value.type, tile.GlobalType) else 0
+
+
 def _shape_of(op: Copy) -> tuple[int, ...]:
     buffer = op.target if isinstance(op, memory.CopyInOp) else op.value
     assert isinstance(buffer.type, BufferType)
@@ -45,15 +49,10 @@ def _constant(value: SSAValue) -> int | None:
 # --- limits that are sizes ---------------------------------------------------------------------
 
 
-def _is_size(launches: Iterable[tile.LaunchOp], limit: BlockArgument, tensor: BlockArgument, axis: int) -> bool:
-    """Whether every launch passes the size of that axis of that tensor."""
-    for launch in launches:
-        size, whose = launch.arguments[limit.index], launch.arguments[tensor.index]
-        if not isinstance(size.owner, tile.DimOp) or size.owner.source is not whose:
-            return False
-        if size.owner.axis.value.data != axis:
-            return False
-    return True
+def _is_size(launches: Iterable[tile.LaunchOp], limit: BlockArgument, axis: int) -> bool:
+    """Whether every launch passes the size of that axis of some tensor."""
+    sizes = [launch.arguments[limit.index].owner for launch in launches]
+    return all(isinstance(size, tile.DimOp) and size.axis.value.data == axis for size in sizes)
 
 
 def _is_uniform(kernel: tile.KernelOp, tensor: SSAValue, axis: int, limit: BlockArgument) -> bool:
@@ -62,27 +61,27 @@ def _is_uniform(kernel: tile.KernelOp, tensor: SSAValue, axis: int, limit: Block
     return {_known_limit(op, axis, kernel.body.block) for op in copies} == {limit.index}
 
 
-def _name_sizes(kernel: tile.KernelOp, launches: list[tile.LaunchOp]) -> None:
-    """Replaces limits that are sizes by `tile.dim` of the tensor itself."""
+def _name_sizes(kernel: tile.KernelOp, launches: list[tile.LaunchOp]) -> dict[tuple[SSAValue, int], int]:
+    """Replaces limits that are sizes by `tile.dim` of the tensor itself; says which arguments these sizes must be."""
     block = kernel.body.block
-    named: dict[tuple[SSAValue, int], SSAValue] = {}
+    named: dict[tuple[SSAValue, int], tile.DimOp] = {}
+    equal: dict[tuple[SSAValue, int], int] = {}
     for op in _copies(kernel):
         tensor, dims = _tensor_of(op), tile.ints_of(op.dims)
         first = len(op.indices) + (1 if isinstance(op, memory.CopyInOp) else 2)
         for place, (limit, t) in enumerate(zip(list(op.limits), tile.ints_of(op.bounded), strict=True), first):
-            if (
-                not isinstance(limit, BlockArgument)
-                or limit.block is not block
-                or not isinstance(tensor, BlockArgument)
-            ):
+            key = (tensor, dims[t])
+            if not isinstance(limit, BlockArgument) or limit.block is not block:
                 continue
-            if _is_uniform(kernel, tensor, dims[t], limit) or not _is_size(launches, limit, tensor, dims[t]):
+            if _is_uniform(kernel, tensor, dims[t], limit) or not _is_size(launches, limit, dims[t]):
                 continue
-            if (tensor, dims[t]) not in named:
-                size = tile.DimOp(tensor, dims[t])
-                Rewriter.insert_op(size, InsertPoint.at_start(block))
-                named[tensor, dims[t]] = size.result
-            op.operands[place] = named[tensor, dims[t]]
+            if equal.setdefault(key, limit.index) != limit.index:
+                continue
+            if key not in named:
+                named[key] = tile.DimOp(*key)
+                Rewriter.insert_op(named[key], InsertPoint.at_start(block))
+            op.operands[place] = named[key].result
+    return equal
 
 
 # --- sizes that are known ----------------------------------------------------------------------
@@ -118,7 +117,7 @@ def _has_size(tensor: SSAValue, axis: int) -> bool:
 
 def _reach(kernel: tile.KernelOp, tensor: SSAValue) -> tuple[list[int], list[int]]:
     """Per axis of a tensor: the constant, and the argument of the kernel, beyond which nothing is touched."""
-    rank = tensor.type.rank.data if isinstance(tensor.type, tile.GlobalType) else 0
+    rank = _rank(tensor)
     extents, cuts = [UNKNOWN] * rank, [UNKNOWN] * rank
     copies = [op for op in _copies(kernel) if _tensor_of(op) is tensor]
     if not copies or any(not isinstance(use.operation, Copy | tile.DimOp) for use in tensor.uses):
@@ -154,7 +153,8 @@ class TilelangBoundsPass(ModulePass):
         attributes {threads = 128 : i64, extents = [array<i64: -1, 32>, array<i64>], cuts = [array<i64: 1, -1>, array<i64>]} {
     ```
     for the kernel touches 32 columns of x, and as many rows as its argument 1 says. Where not every copy has that limit,
-    but every launch passes a size of the tensor for it, the limit becomes the `tile.dim` of the tensor itself.
+    but every launch passes a size of some tensor for it, the limit becomes the `tile.dim` of the tensor itself, and
+    `sizes`, like `cuts`, says which argument that size must be: the launch checks it.
     """
 
     name = "tilelang-bounds"
@@ -163,8 +163,10 @@ class TilelangBoundsPass(ModulePass):
         launches = [launch for launch in op.walk() if isinstance(launch, tile.LaunchOp)]
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
             mine = [launch for launch in launches if launch.kernel.root_reference == kernel.sym_name]
-            _name_sizes(kernel, mine)
+            equal = _name_sizes(kernel, mine)
             arguments = kernel.body.block.args
             reach = [_reach(kernel, argument) for argument in arguments]
             kernel.attributes["extents"] = ArrayAttr(tile.ints(extents) for extents, _ in reach)
             kernel.attributes["cuts"] = ArrayAttr(tile.ints(cuts) for _, cuts in reach)
+            sizes = [[equal.get((a, axis), UNKNOWN) for axis in range(_rank(a))] for a in arguments]
+            kernel.attributes["sizes"] = ArrayAttr(map(tile.ints, sizes))

@@ -14,7 +14,7 @@ from attn_engine.backends.tilelang import types
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_types import BufferType
 
-_PYTHON = "T tilelang torch functools KERNELS COMPILE PIPELINED range"
+_PYTHON = "T tilelang torch functools KERNELS COMPILE range"
 # TVM prints names as they are: in C++ they must neither be keywords nor hide a type or a function of the headers.
 _CPP = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
 continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
@@ -37,6 +37,9 @@ class KernelPrinter:
         self.names = Names((*RESERVED, program_name(kernel), kernel.sym_name.data))
         self.indices: list[str] = []
         """Inside a map: the loop variable of each axis."""
+        self.weights: dict[SSAValue, int] = {}
+        """Of scalars: how many operations they stand for, once every name is replaced by its expression."""
+        self.pipelined = self.names.fresh("pipelined")
         self.grid = [self.names.fresh(f"grid_{axis}") for axis in range(GRID_AXES)]
         self.program = [self.names.fresh(f"program_{axis}") for axis in range(GRID_AXES)]
         self.tensors = [a for a in kernel.body.block.args if isinstance(a.type, tile.GlobalType)]

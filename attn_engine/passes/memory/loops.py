@@ -1,0 +1,144 @@
+"""What loops and branches carry: buffers, written in place where nothing reads the old value any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.rewriter import Rewriter
+from xdsl.utils.exceptions import PassFailedException
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_buffer_memory import CopyInOp, CopyOp, is_fragment
+from attn_engine.dialects.tile_types import MemorySpace
+from attn_engine.passes.memory.held import InBuffer, Memory, is_local_and_used_once
+
+Convert = Callable[[Memory, Block], None]
+"""Converts the ops of a block."""
+
+
+def convert_for(memory: Memory, op: scf.ForOp, convert: Convert, stages: int) -> None:
+    """A loop over tensors to a loop over buffers.
+
+    ```
+    %r = scf.for %i = ... iter_args(%a = %init) -> (tensor<64xf32>) { ...; scf.yield %next }
+    ```
+    becomes
+    ```
+    tile.copy %init, %a ; scf.for %i = ... { ...; tile.copy %next, %a }
+    ```
+    where a copy is made only if the value is not in the right buffer already.
+    """
+    _only_tensors(op, op.iter_args)
+    old = op.body.block
+    carries = [_carry(memory, init, arg, op) for init, arg in zip(op.iter_args, old.args[1:], strict=True)]
+    for value, buffer in zip((*old.args[1:], *op.results), (*carries, *carries), strict=True):
+        memory.held[value] = InBuffer(buffer)
+    end = old.last_op
+    assert isinstance(end, scf.YieldOp)
+    for value, buffer, arg in zip(end.operands, carries, old.args[1:], strict=True):
+        _prefer(memory, value, buffer, arg, old)
+    body = Block(arg_types=[old.args[0].type])
+    body.args[0].name_hint = old.args[0].name_hint
+    old.args[0].replace_all_uses_with(body.args[0])
+    new = memory.insert(scf.ForOp(op.lb, op.ub, op.step, [], body))
+    _move(old, body)
+    before = len(memory.taken)
+    convert(memory, body)
+    _end(memory, end, carries)
+    if stages > 1 and any(isinstance(inner, CopyInOp) for inner in body.ops):
+        new.attributes["stages"] = IntegerAttr(stages, i64)
+        return  # its tiles become rings of the target's own making
+    memory.free += memory.taken[before:]
+    del memory.taken[before:]
+
+
+def convert_if(memory: Memory, op: scf.IfOp, convert: Convert) -> None:
+    """Both branches write the results' buffers."""
+    _only_tensors(op, op.results)
+    targets = [memory.alloc(r.type, MemorySpace.REGISTER, r.name_hint) for r in op.results]
+    for result, target in zip(op.results, targets, strict=True):
+        memory.held[result] = InBuffer(target)
+    regions = [region for region in (op.true_region, op.false_region) if region.blocks]
+    bodies = [Block() for _ in regions]
+    memory.insert(scf.IfOp(op.cond, [], [bodies[0]], [bodies[1]] if len(bodies) == 2 else None))
+    for region, body in zip(regions, bodies, strict=True):
+        end = region.block.last_op
+        assert isinstance(end, scf.YieldOp)
+        _move(region.block, body)
+        convert(memory, body)
+        _end(memory, end, targets)
+
+
+def _only_tensors(op: Operation, values: Sequence[SSAValue]) -> None:
+    for value in values:
+        if not isinstance(value.type, TensorType):
+            raise PassFailedException(
+                f"tile-assign-memory: {op.name} carries a value of type {value.type}, not a tensor"
+            )
+
+
+def _move(source: Block, target: Block) -> None:
+    for op in list(source.ops):
+        op.detach()
+        target.add_op(op)
+
+
+def _carry(memory: Memory, init: SSAValue, arg: SSAValue, loop: scf.ForOp) -> SSAValue:
+    """The buffer of one carry, with the initial value in it."""
+    held = memory.held[init]
+    is_own = is_local_and_used_once(init, loop.parent)
+    if is_own and isinstance(held, InBuffer) and not held.transposed and is_fragment(held.buffer):
+        return held.buffer
+    buffer = memory.preferred.get(init) or memory.alloc(arg.type, MemorySpace.REGISTER, arg.name_hint)
+    memory.move(init, buffer)
+    return buffer
+
+
+def _prefer(memory: Memory, value: SSAValue, buffer: SSAValue, arg: SSAValue, body: Block) -> None:
+    """Lets `value` be written to the carry's buffer if the carry is not read after it is."""
+    op = value.owner
+    if not isinstance(op, tile.MapOp | tile.DotOp | tile.ReduceOp) or op.parent is not body:
+        return
+    if value in memory.preferred or _is_read_after(arg, op, body):
+        return
+    if isinstance(op, tile.DotOp) and arg in (op.a, op.b):
+        return
+    memory.preferred[value] = buffer
+    if isinstance(op, tile.DotOp) and is_local_and_used_once(op.acc, body):
+        _prefer(memory, op.acc, buffer, arg, body)
+
+
+def _is_read_after(arg: SSAValue, op: Operation, body: Block) -> bool:
+    position = {inner: n for n, inner in enumerate(body.ops)}
+    return any(position[_ancestor(use.operation, body)] > position[op] for use in arg.uses)
+
+
+def _ancestor(op: Operation, block: Block) -> Operation:
+    """The op of the block that an op is in."""
+    found = block.find_ancestor_op_in_block(op)
+    assert found is not None
+    return found
+
+
+def _end(memory: Memory, end: scf.YieldOp, targets: Sequence[SSAValue]) -> None:
+    """What is carried on, moved to its buffers as if at once: a buffer that is both read and written is saved first."""
+    memory.at = end
+    moves = [(value, target) for value, target in zip(end.operands, targets, strict=True)]
+    written = {target for value, target in moves if not _is_in(memory, value, target)}
+    for value, _ in moves:
+        held = memory.held[value]
+        if isinstance(held, InBuffer) and held.buffer in written:
+            saved = memory.alloc(value.type, MemorySpace.REGISTER, value.name_hint)
+            memory.insert(CopyOp(held.buffer, saved))
+            memory.held[value] = InBuffer(saved)
+    for value, target in moves:
+        memory.move(value, target)
+    Rewriter.replace_op(end, scf.YieldOp())
+
+
+def _is_in(memory: Memory, value: SSAValue, buffer: SSAValue) -> bool:
+    held = memory.held[value]
+    return isinstance(held, InBuffer) and held.buffer is buffer

@@ -1,0 +1,56 @@
+"""The TileLang backend on whole attentions: what the passes make, as text that runs on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import attn_engine as ae
+from attn_engine.backends import backend as table
+from attn_engine.backends.backend import Availability
+
+pytest.importorskip("tilelang")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch):
+    """TileLang's programs run on the CPU, as if they were on a device."""
+    from attn_engine.runtime import devices
+    from tests.support.tilelang_shim import run_on_cpu
+
+    manifest = replace(table.get_backend("tilelang"), check=lambda: Availability(True), build=run_on_cpu)
+    monkeypatch.setitem(table.BACKENDS, "tilelang", lambda: manifest)
+    devices.is_usable.cache_clear()
+    yield
+    devices.is_usable.cache_clear()
+
+
+def dense(q, k, v, score=lambda s: s):
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    return score(q.double() @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def test_causal_softmax_with_grouped_heads_and_a_capture(on_cpu):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 70, 40).half() for heads in (4, 2, 2))
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+    def alibi(score, b, h, q_idx, kv_idx):
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    o = ae.attention(q, k, v, mask_mod=ae.library.causal, score_mod=alibi, backend="tilelang")
+    distance = torch.arange(70) - torch.arange(70)[:, None]
+    want = dense(q, k, v, lambda s: (s + slopes[:, None, None] * distance).masked_fill(distance > 0, -torch.inf))
+    assert float((o.double() - want).abs().max()) < 2e-3
+
+
+def test_without_a_device_the_error_names_what_can_run():
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    x = torch.randn(1, 1, 16, 16).half()
+    with pytest.raises(
+        ae.AttnEngineError, match="backend 'tilelang' cannot run here: torch finds no GPU; usable here: cpu"
+    ):
+        ae.attention(x, x, x, backend="tilelang")

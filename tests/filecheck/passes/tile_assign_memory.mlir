@@ -1,0 +1,39 @@
+// RUN: attn-opt %s -p tile-assign-memory | filecheck %s
+
+// Scores of one block, their row sums carried: K goes to shared memory and is read as its transpose, the sum stays in place.
+// CHECK: tile.kernel @sums({{.*}}) attributes {threads = 128 : i64}
+tile.kernel @sums(%x: !tile.global<2 x f16>, %y: !tile.global<1 x f32>, %n: i32) attributes {num_warps = 4 : i64, num_stages = 2 : i64} {
+  %c0 = arith.constant 0 : i32
+  %c64 = arith.constant 64 : i32
+  // CHECK: %q = tile.buffer_alloc : !tile.buffer<64x32xf16, shared>
+  // CHECK: %[[SUM:.*]] = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  // CHECK: %k = tile.buffer_alloc : !tile.buffer<64x32xf16, shared>
+  %q = tile.load %x[%c0, %c0] dims [0, 1] : !tile.global<2 x f16> -> tensor<64x32xf16>
+  %none = arith.constant dense<0.0> : tensor<64xf32>
+  %zero = arith.constant dense<0.0> : tensor<64x64xf32>
+  // CHECK: tile.copy_in %x[%c0, %c0] dims [0, 1] into %q
+  // CHECK: tile.buffer_fill %[[SUM]],
+  // CHECK: scf.for %i = %c0 to %n step %c64 : i32 {
+  %sum = scf.for %i = %c0 to %n step %c64 iter_args(%old = %none) -> (tensor<64xf32>) : i32 {
+    // CHECK: tile.copy_in %x[%i, %c0] dims [0, 1] bounded [0] limits(%n) into %k
+    %k = tile.load %x[%i, %c0] dims [0, 1] bounded [0] limits(%n) : !tile.global<2 x f16> -> tensor<64x32xf16>
+    %t = tile.transpose %k : tensor<64x32xf16> -> tensor<32x64xf16>
+    // CHECK: tile.buffer_fill %[[S:.*]], %{{.*}} : !tile.buffer<64x64xf32, register>, f32
+    // CHECK: tile.gemm %q, %k, %[[S]] transpose_b ieee split rows
+    %s = tile.dot %q, %t, %zero ieee : tensor<64x32xf16>, tensor<32x64xf16>, tensor<64x64xf32> -> tensor<64x64xf32>
+    // CHECK: tile.buffer_reduce sum %[[S]], 1 into %[[R:.*]] :
+    %r = tile.reduce sum %s, 1 : tensor<64x64xf32> -> tensor<64xf32>
+    // CHECK: tile.buffer_map (%[[SUM]], %[[R]]) axes {{\[\[}}0], [0]] into (%[[SUM]])
+    %new = tile.map (%old, %r) axes [[0], [0]] : (tensor<64xf32>, tensor<64xf32>) -> tensor<64xf32> {
+    ^bb0(%a: f32, %b: f32):
+      %c = arith.addf %a, %b : f32
+      tile.yield %c : f32
+    }
+    // CHECK-NOT: tile.copy %
+    scf.yield %new : tensor<64xf32>
+    // CHECK: } {stages = 2 : i64}
+  }
+  // CHECK: tile.copy_out %[[SUM]], %y[%c0] dims [0]
+  tile.store %sum, %y[%c0] dims [0] : tensor<64xf32>, !tile.global<1 x f32>
+  tile.end
+}
