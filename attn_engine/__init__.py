@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attn_engine.runtime.engine import AttentionEngine as AttentionEngine
     from attn_engine.runtime.inspect import View as View
     from attn_engine.runtime.recurrence import recurrence as recurrence
+    from attn_engine.runtime.recurrence import recurrence_step as recurrence_step
 
 _HOME = {
     "AttnEngineError": "errors",
@@ -56,6 +57,7 @@ _HOME = {
     "AttentionEngine": "runtime.engine",
     "View": "runtime.inspect",
     "recurrence": "runtime.recurrence",
+    "recurrence_step": "runtime.recurrence",
 }
 
 __all__ = [*_HOME, "errors", "flex", "library"]  # pyright: ignore[reportUnsupportedDunderAll]

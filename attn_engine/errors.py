@@ -313,3 +313,10 @@ class TuneFileError(AttnEngineError):
     def __init__(self, file: str, problem: str):
         super().__init__(f"tune file '{file}' {problem}; name another, or remove it to measure anew")
         self.file = file
+
+
+class UnsupportedOptionError(ArgumentError):
+    """An option of another library's function that its namesake here does not have."""
+
+    def __init__(self, option: str, problem: str, fix: str):
+        super().__init__(f"{option} is not supported {problem}; {fix}")

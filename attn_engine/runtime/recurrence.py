@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from attn_engine.errors import RecurrenceFormError
+from attn_engine.errors import DtypeError, RecurrenceFormError
 from attn_engine.frontend.checks import check_scale
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
@@ -68,6 +68,37 @@ def recurrence(
     return results[0].transpose(1, 2), results[1] if output_final_state else None
 
 
+def recurrence_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: Tensor,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    weight: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """o of one token per sequence, or of a few; `state` [B, H, K, V], float32, is replaced by the state after them.
+
+    For decoding: no gradients. The other arguments are those of `recurrence`.
+    """
+    if state.dtype != torch.float32:
+        raise DtypeError(f"state is {state.dtype}: it is updated in place, keep it in float32")
+    with torch.no_grad():
+        operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
+        check_recurrence(operands)
+        factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
+        compiled = _compile(operands, True, backend, stepwise=True)
+        o = recurrence_op.recurrence_step(
+            operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
+            factor, compiled.key,
+        )  # fmt: skip
+    return o.transpose(1, 2)
+
+
 @overload
 def _float(tensor: Tensor) -> Tensor: ...
 @overload
@@ -91,7 +122,8 @@ def _operands(
         decay = decay.expand(v.shape[0], v.shape[1], -1)
     rows = [None if x is None else x.float().transpose(1, 2) for x in (decay, beta, weight)]
     main = [x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v)]
-    bounds = None if bounds is None or bounds.is_floating_point() else bounds.int()
+    if bounds is not None and bounds.dtype == torch.int64:
+        bounds = bounds.int()
     return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], _float(initial), bounds)
 
 
@@ -103,7 +135,7 @@ def _wrt(x: Operands) -> tuple[str, ...]:
     return tuple(name for name, tensor in named.items() if tensor is not None and tensor.requires_grad)
 
 
-def _compile(x: Operands, final: bool, backend: str | None) -> Compiled:
+def _compile(x: Operands, final: bool, backend: str | None, stepwise: bool = False) -> Compiled:
     kind, wrt = x.kind(final), _wrt(x)
     if wrt and not kind.linear:
         what = "the delta rule" if kind.beta else "a decay per channel"
@@ -115,7 +147,7 @@ def _compile(x: Operands, final: bool, backend: str | None) -> Compiled:
     target = target_of(x.q.device, backend)
     sequences = x.q.shape[0] if x.bounds is None else len(x.bounds) - 1
     tokens, heads = x.v.shape[2], x.v.shape[1]
-    stepwise = not kind.linear or (not wrt and tokens <= FEW_TOKENS)
+    stepwise = stepwise or not kind.linear or (not wrt and tokens <= FEW_TOKENS)
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))

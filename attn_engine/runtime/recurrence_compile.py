@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -150,8 +149,8 @@ def _pieces(arch: Arch, programs: int, tokens: int) -> int:
     return pieces
 
 
-def source_of(request: Request, wrt: tuple[str, ...] = ()) -> str:
+def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:
     """The text of the forward plan, or with `wrt` of the backward plan, for any backend on any machine."""
     found = Compiled(replace(request, wrt=wrt), "")
-    module: Any = found.adjoint(False) if wrt else build_recurrence(request.kind)
+    module = found.adjoint(d_final) if wrt else build_recurrence(request.kind)
     return get_backend(request.backend).emit(to_tile(module, request))

@@ -14,12 +14,18 @@ from torch.library import custom_op
 from attn_engine.runtime.recurrence_compile import Compiled, lookup
 
 
-def _results(q: Tensor, v: Tensor, bounds: Tensor | None, key: str) -> list[Tensor]:
-    """o with heads where v has them, and the final state."""
-    kind = lookup(key).request.kind
+def _output(v: Tensor) -> Tensor:
+    """o with heads where v has them."""
     b, h, t, channels = v.shape
-    heads_inside = v.stride(1) < v.stride(2)
-    o = v.new_empty((b, t, h, channels)).transpose(1, 2) if heads_inside else v.new_empty((b, h, t, channels))
+    if v.stride(1) < v.stride(2):
+        return v.new_empty((b, t, h, channels)).transpose(1, 2)
+    return v.new_empty((b, h, t, channels))
+
+
+def _results(q: Tensor, v: Tensor, bounds: Tensor | None, key: str) -> list[Tensor]:
+    """o and the final state."""
+    kind = lookup(key).request.kind
+    o, b, h = _output(v), v.shape[0], v.shape[1]
     if not kind.final:
         return [o]
     sequences = b if bounds is None else bounds.shape[0] - 1
@@ -60,6 +66,42 @@ def _(
     key: str,
 ) -> list[Tensor]:
     return _results(q, v, bounds, key)
+
+
+@custom_op("attn_engine::recurrence_step", mutates_args=("state",))
+def recurrence_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor | None,
+    state: Tensor,
+    bounds: Tensor | None,
+    scale: float,
+    key: str,
+) -> Tensor:
+    """o; the state is read and replaced."""
+    o = _output(v)
+    given = [x for x in (decay, beta, weight, state, bounds) if x is not None]
+    lookup(key).forward()(q, k, v, scale, *given, o, state)
+    return o
+
+
+@recurrence_step.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor | None,
+    state: Tensor,
+    bounds: Tensor | None,
+    scale: float,
+    key: str,
+) -> Tensor:
+    return _output(v)
 
 
 def _gradient_results(inputs: dict[str, Tensor | None], compiled: Compiled) -> list[Tensor]:

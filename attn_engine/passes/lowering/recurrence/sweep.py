@@ -149,8 +149,11 @@ class Chunk:
             self._decays(view.kernel.take(sweep.sums))
         self.weight = None if walk.weight is None else view.vector(scope, view.take(walk.weight), self.t0, size, "w")
         if self.outputs is not None:
-            self._outputs(inside[0], self.outputs)
-            return [self._next(inside[0])]
+            # The products of tokens come first and the results last: fewest registers are alive then.
+            o = self._outputs(inside[0], self.outputs)
+            state = self._next(inside[0])
+            self._store(self.outputs, o)
+            return [state]
         total = inside[1]
         if self.total is not None:
             total = scope.add(arith.AddfOp(total, self.total), "total").result
@@ -162,21 +165,21 @@ class Chunk:
         end = scope.smaller(scope.plus(self.t0, self.size, "end"), view.end, "end")
         self.total = view.number(scope, source, scope.value(scope.minus(end, 1, "last")), "total")
 
-    def _outputs(self, state: SSAValue, walk: Walk) -> None:
+    def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
         sweep, scope, view, size = self.sweep, self.scope, self.view, self.size
         q = view.rows(scope, walk.q, self.t0, size, sweep.key, scope.value(0))
-        values = [size, sweep.value.tile]
+        values, weights = [size, sweep.value.tile], self._weights(q)
         terms = Terms(scope, sweep.state.shape)
         held = terms.result(terms.take(state, 0, 1), sweep.element)
         o = self._dot(q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
         if self.sums is not None:
             o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
-        o = self._dot(self._weights(q), self.v, o, "o")
+        o = self._dot(weights, self.v, o, "o")
         if walk.scale_results:
             terms = Terms(scope, values)
             o = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(view.kernel.take(sweep.setting.of(walk.scale)))))
-        self._store(walk, o, values)
+        return o
 
     def _from_state(self, terms: Terms) -> SSAValue:
         """How much of the state before the chunk a token sees."""
@@ -212,8 +215,9 @@ class Chunk:
     def _scale(self) -> SSAValue:
         return self.view.kernel.take(self.sweep.setting.of(self.walk.scale))
 
-    def _store(self, walk: Walk, o: SSAValue, values: list[int]) -> None:
+    def _store(self, walk: Walk, o: SSAValue) -> None:
         sweep, scope, view = self.sweep, self.scope, self.view
+        values = [self.size, sweep.value.tile]
         if sweep.rows is not None and walk.dot is not None:
             e = view.rows(scope, walk.dot, self.t0, self.size, sweep.value, sweep.v0)
             terms = Terms(scope, values)

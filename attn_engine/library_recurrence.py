@@ -1,0 +1,40 @@
+"""Ready definitions for recurrences: log decays, and the score with which attention is the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Score = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+def retention_decay(heads: int, device: torch.device | str | None = None) -> Tensor:
+    """Log decays [H] of retention: log(1 - 2^(-5 - h))."""
+    return torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, device=device, dtype=torch.float32)))
+
+
+def decay_score(log_decay: Tensor) -> Score:
+    """The score of retention's parallel form, for one log decay per head [H].
+
+    With it, the mask `library.causal` and the row function `library.identity`, attention equals the recurrence.
+    """
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score * torch.exp(log_decay[h] * torch.relu(q_idx - kv_idx))
+
+    return score_mod
+
+
+def gate_decay(gate: Tensor, normalizer: float = 16.0) -> Tensor:
+    """The log decay of gated linear attention: logsigmoid(gate) / normalizer, in float32."""
+    return F.logsigmoid(gate.float()) / normalizer
+
+
+def mamba_decay(dt: Tensor, a_log: Tensor, dt_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(log decay, weight) [B, T, H] of Mamba-2: the weight is softplus(dt + dt_bias), the log decay -exp(a_log) times it."""
+    weight = F.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias.float())
+    return -torch.exp(a_log.float()) * weight, weight
