@@ -17,6 +17,15 @@ LENGTHS = (1024, 2048, 4096)
 HEADS, D = 2, 16
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The profiler sees allocations of the calling thread only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def allocations(call: Callable[[], object]) -> tuple[int, int]:
     """The most bytes that a call holds at once beyond what was there, and its largest allocation."""
     with profile(profile_memory=True) as record:

@@ -10,7 +10,7 @@ s = torch.exp2(d)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp
@@ -21,7 +21,7 @@ from attn_engine.backends.cpu.emit_scalar import SCALAR_RULES
 from attn_engine.backends.cpu.ownership import local
 from attn_engine.backends.cpu.printer import BACKEND, KernelPrinter, shape_text, tuple_of
 from attn_engine.backends.cpu.types import dtype_of
-from attn_engine.backends.plan_python import print_plan
+from attn_engine.backends.plan_python import Launch, print_plan
 from attn_engine.dialects import tile
 
 SUPPORT = (
@@ -41,19 +41,29 @@ def emit(module: ModuleOp) -> str:
     writer.line(f"from attn_engine.backends.cpu.memory import {', '.join(MEMORY)}")
     writer.line(f"from attn_engine.backends.cpu.support import {', '.join(SUPPORT)}")
     functions = [op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp | tile.PlanOp)]
+    ordered = {op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp) and _adds_to_memory(op)}
     reserved = (*SUPPORT, *GATHER, *MEMORY, *BUILTINS, *functions)
     for op in module.ops:
         writer.line()
         writer.line()
         if isinstance(op, tile.PlanOp):
-            print_plan(writer, op, _print_launch, BACKEND, reserved)
+            print_plan(writer, op, _launch_printer(ordered), BACKEND, reserved)
         else:
             find_rule(_MODULE_RULES, op, BACKEND)(writer, op, reserved)
     return writer.text()
 
 
-def _print_launch(writer: CodeWriter, kernel: str, grid: Sequence[str], arguments: Sequence[str]) -> None:
-    writer.line(f"launch({kernel}, ({', '.join(grid)}), {tuple_of(arguments)})")
+def _adds_to_memory(kernel: tile.KernelOp) -> bool:
+    """Whether programs may add to one element, so that their order shows in the rounding of the sum."""
+    return any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) for op in kernel.walk())
+
+
+def _launch_printer(ordered: Set[str]) -> Launch:
+    def print_launch(writer: CodeWriter, kernel: str, grid: Sequence[str], arguments: Sequence[str]) -> None:
+        order = ", in_order=True" if kernel in ordered else ""
+        writer.line(f"launch({kernel}, ({', '.join(grid)}), {tuple_of(arguments)}{order})")
+
+    return print_launch
 
 
 def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp, reserved: Sequence[str]) -> None:

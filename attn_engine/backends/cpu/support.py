@@ -15,9 +15,11 @@ from typing import cast as cast_type
 import torch
 from torch import Tensor
 
+from attn_engine.backends.cpu.parallel import run, workers_for
+
 Scalar = Tensor | int | float | bool
 
-BATCH = 8
+BATCH = 4
 """Programs in a batch: temporaries of one block of each should stay in the cache."""
 
 
@@ -139,17 +141,39 @@ def _against(mask: Tensor, *values: Scalar) -> Tensor:
     return mask.reshape(*mask.shape, *[1] * (rank - 2))
 
 
-def launch(kernel: Callable[..., None], grid: Sequence[int], arguments: Sequence[Tensor | int | float]) -> None:
-    """Runs every program of a grid, batch after batch."""
+def launch(
+    kernel: Callable[..., None],
+    grid: Sequence[int],
+    arguments: Sequence[Tensor | int | float],
+    in_order: bool = False,
+) -> None:
+    """Runs every program of a grid in batches, on several threads unless the order of the batches matters."""
+    batches = _batches(grid)
+    workers = 1 if in_order else workers_for(len(batches))
+    left = iter(batches)
+
+    def work() -> None:
+        buffers: dict[int, Tensor] = {}
+        for block, ys, zs in left:
+            kernel(Programs(block, ys, zs, buffers), *arguments)
+
+    if workers == 1:
+        work()
+    else:
+        run(work, workers)
+
+
+def _batches(grid: Sequence[int]) -> list[tuple[int, range, range]]:
+    """Positions on axis 0, and ranges of them on axes 1 and 2."""
     blocks, heads, batches = grid
     ys = min(heads, BATCH)
     zs = max(1, BATCH // ys)
-    buffers: dict[int, Tensor] = {}
-    for z in range(0, batches, zs):
-        for y in range(0, heads, ys):
-            for block in range(blocks):
-                programs = Programs(block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)), buffers)
-                kernel(programs, *arguments)
+    return [
+        (block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)))
+        for z in range(0, batches, zs)
+        for y in range(0, heads, ys)
+        for block in range(blocks)
+    ]
 
 
 # --- values ------------------------------------------------------------------------------------
