@@ -142,7 +142,9 @@ class _Roles:
         own.need(consume)
         for value in (self.next_count, self.next_done):
             own.need_value(value)
-        self.cells = {value: self._cell(value) for value in dict.fromkeys([self.tile, *own.stopped]) if value is not self.part}
+        self.cells = {
+            value: self._cell(value) for value in dict.fromkeys([self.tile, *own.stopped]) if value is not self.part
+        }
         return self._consumer(own), self._producer(produce)
 
     def _cell(self, value: SSAValue) -> SSAValue:

@@ -56,7 +56,9 @@ def extend_for(loop: scf.ForOp, inits: Sequence[SSAValue], hints: Sequence[str])
     return new, arguments
 
 
-def extend_while(loop: scf.WhileOp, inits: Sequence[SSAValue], hints: Sequence[str]) -> tuple[scf.WhileOp, list[SSAValue]]:
+def extend_while(
+    loop: scf.WhileOp, inits: Sequence[SSAValue], hints: Sequence[str]
+) -> tuple[scf.WhileOp, list[SSAValue]]:
     """The same for an `scf.while` whose condition passes all carries on; the block arguments are those of its body."""
     before, after = loop.before_region.block, loop.after_region.block
     condition = before.last_op

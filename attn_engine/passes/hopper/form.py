@@ -83,7 +83,9 @@ def step_of(block: Block) -> Step:
     if not isinstance(turned, tile.TransposeOp) or not isinstance(turned.value.owner, tile.LoadOp):
         raise AsyncUnsupportedError("it modifies keys after loading them, and products read keys from shared memory")
     if not isinstance(output.b.owner, tile.LoadOp):
-        raise AsyncUnsupportedError("it modifies values after loading them, and products read values from shared memory")
+        raise AsyncUnsupportedError(
+            "it modifies values after loading them, and products read values from shared memory"
+        )
     if not is_zero(scores.acc):
         raise AsyncUnsupportedError("its scores start from another value than zero")
     return Step(scores, output, turned.value.owner, output.b.owner)
@@ -140,7 +142,9 @@ def _check_operand(load: tile.LoadOp) -> None:
 
 def _query(value: SSAValue) -> tile.LoadOp:
     """The load behind the first operand of the scores."""
-    loads = [op for op in _behind(value) if isinstance(op, tile.LoadOp) and len(tile.shape_of(op.result)) == _MATRIX_RANK]
+    loads = [
+        op for op in _behind(value) if isinstance(op, tile.LoadOp) and len(tile.shape_of(op.result)) == _MATRIX_RANK
+    ]
     if len(loads) != 1:
         raise AsyncUnsupportedError("its queries come from more than one load")
     _check_operand(loads[0])

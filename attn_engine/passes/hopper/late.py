@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from xdsl.dialects import arith
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
+from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierArriveOp, BarrierExpectOp, BarrierWaitOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import SlotOp
 from attn_engine.errors import AsyncUnsupportedError
 
@@ -25,6 +26,9 @@ class Late:
     """The product of the early half."""
     wait: WaitOp | None = None
     release: BarrierArriveOp | None = None
+    rounding: tuple[Operation, ...] = ()
+    """What makes the weights an operand. It follows the wait: registers of a product in flight cannot be written,
+    so that the next product's operand would need registers of its own until then."""
 
     @property
     def ops(self) -> set[Operation]:
@@ -57,7 +61,20 @@ def _of_consumer(ops: Sequence[Operation], dots: Sequence[AsyncDotOp]) -> Late:
     releases = [w.next_op for w in waits]
     free_early, free_late = releases
     assert isinstance(free_early, BarrierArriveOp) and isinstance(free_late, BarrierArriveOp)
-    return Late([slot, full, late, free_early], early, waits[1], free_late)
+    return Late([slot, full, late, free_early], early, waits[1], free_late, _rounding(late))
+
+
+def _rounding(late: AsyncDotOp) -> tuple[Operation, ...]:
+    """The map that rounds the weights, if it stands alone, and the move into the registers of an operand."""
+    move = late.a.owner
+    if not isinstance(move, DotOperandOp):
+        return ()
+    rounds = move.value.owner
+    alone = isinstance(rounds, tile.MapOp) and [type(o) for o in rounds.body.block.ops] == [
+        arith.TruncFOp,
+        tile.MapYieldOp,
+    ]
+    return (rounds, move) if alone else (move,)  # type: ignore[return-value]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType
@@ -113,7 +114,7 @@ def _wait(op: WaitOp) -> Iterator[Pair]:
 def _for(op: scf.ForOp) -> Iterator[Pair]:
     inside, ends = op.body.block.args[1:], yields(op.body.block).operands
     for group in zip(op.iter_args, inside, ends, op.results, strict=True):
-        for a, b in zip(group, group[1:], strict=False):
+        for a, b in pairwise(group):
             yield a, b, _same(a)
 
 

@@ -10,7 +10,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp, BarrierExpectOp, BarrierWaitOp, MakeBarriersOp
+from attn_engine.dialects.tile_async_copy import (
+    AsyncLoadOp,
+    AsyncStoreOp,
+    BarrierExpectOp,
+    BarrierWaitOp,
+    MakeBarriersOp,
+)
 from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
 from attn_engine.dialects.tile_async_view import RingOp, SlotOp
