@@ -14,13 +14,13 @@ from attn_engine.errors import DescriptorError
 _ALIGNMENT = 16
 
 
-def describe(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor | None:
-    """A descriptor for copies of blocks of a tensor; None for an empty tensor, of which nothing is copied.
+def describe(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
+    """A descriptor for copies of blocks of a tensor; blocks of an empty tensor read as zeros.
 
     Strides of axes of size 1 do not matter and are replaced where the hardware would refuse them.
     """
     if tensor.numel() == 0:
-        return None
+        tensor = tensor.new_zeros([max(1, n) for n in tensor.shape])
     unit = _ALIGNMENT // tensor.element_size()
     *outer, last = (unit if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     last = 1 if tensor.shape[-1] == 1 else last
