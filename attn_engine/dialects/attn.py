@@ -34,6 +34,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects.attn_recurrence import RecurrenceOp as RecurrenceOp
 from attn_engine.dialects.attn_scalar import AccumulateGradOp as AccumulateGradOp
+from attn_engine.dialects.attn_scalar import CombineYieldOp as CombineYieldOp
 from attn_engine.dialects.attn_scalar import EpilogueYieldOp as EpilogueYieldOp
 from attn_engine.dialects.attn_scalar import LoadOp as LoadOp
 from attn_engine.dialects.attn_scalar import ReduceKind as ReduceKind
@@ -171,6 +172,11 @@ class OnlineOp(IRDLOperation, AttentionRegions):
     `epilogue`: (b, h, q, final states of all steps..., captures...) ends in
     `attn.epilogue_yield`: o = acc * scale, then the row outputs, then the saved row vectors;
     both are further results [B, H, Sq] f32. It handles dead rows itself (scale 0, lse -inf).
+
+    `combine`, where present, has one region per step: parts of the keys may then be folded apart, each from
+    `init[i]`, and two results made one. Its arguments: (b, h, q, states of one part..., states of the other...,
+    final states of all earlier steps..., captures...); it ends in `attn.combine_yield` of the states of both,
+    in the last step also of two factors: `acc = acc_a * rescale_a + acc_b * rescale_b`.
     """
 
     name = "attn.online"
@@ -189,6 +195,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
     blocks = opt_region_def("single_block")
     blocks_t = opt_region_def("single_block")
     steps = var_region_def("single_block")
+    combine = var_region_def("single_block")
     o = result_def(TensorType)
     outputs = var_result_def(TensorType)
     saved = var_result_def(TensorType)
@@ -200,7 +207,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
         " (`outputs` type($outputs)^)? (`saved` type($saved)^)?"
         " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
         " (`score_mod` $score_mod^)? (`mask` $mask^)? `steps` $steps `epilogue` $epilogue"
-        " (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+        " (`combine` $combine^)? (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
     )
 
     def verify_(self) -> None:
@@ -219,12 +226,27 @@ class OnlineOp(IRDLOperation, AttentionRegions):
             if (last.weight is not None) != final:
                 raise VerifyException(f"step {i}: the last step, and no other, yields a weight")
             earlier += states
+        self._verify_combine(captures)
         check_block(self, "epilogue", self.epilogue.block, [*[i64] * 3, *[f32] * earlier], captures)
         last = self.epilogue.block.last_op
         if not isinstance(last, EpilogueYieldOp):
             raise VerifyException("epilogue: region must end in attn.epilogue_yield")
         if (len(last.outputs), len(last.saved)) != (len(self.outputs), len(self.saved)):
             raise VerifyException("epilogue: outputs and saved must match the results of the op")
+
+    def _verify_combine(self, captures: list[SSAValue]) -> None:
+        if self.combine and len(self.combine) != len(self.steps):
+            raise VerifyException(f"combine has {len(self.combine)} regions for {len(self.steps)} steps")
+        earlier = 0
+        for i, (init, region) in enumerate(zip(self.init, self.combine, strict=False)):
+            states, final = len(init), i == len(self.steps) - 1
+            check_block(self, f"combine {i}", region.block, [*[i64] * 3, *[f32] * (2 * states + earlier)], captures)
+            last = region.block.last_op
+            if not isinstance(last, CombineYieldOp) or len(last.states) != states:
+                raise VerifyException(f"combine {i}: must end in attn.combine_yield of {states} states")
+            if len(last.rescale) != (2 if final else 0):
+                raise VerifyException(f"combine {i}: the last step, and no other, yields two factors")
+            earlier += states
 
 
 @irdl_op_definition
@@ -334,6 +356,7 @@ Attn = Dialect(
         AccumulateGradOp,
         AttentionOp,
         BackwardOp,
+        CombineYieldOp,
         EpilogueYieldOp,
         LoadOp,
         OnlineOp,

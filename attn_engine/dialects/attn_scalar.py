@@ -175,6 +175,26 @@ class StepYieldOp(IRDLOperation):
 
 
 @irdl_op_definition
+class CombineYieldOp(IRDLOperation):
+    """Ends the combination of two partial results: their states as one, and in the last step a factor for each accumulator.
+
+    ```
+    attn.combine_yield states(%m, %l) rescale(%alpha_a, %alpha_b)
+    ```
+    """
+
+    name = "attn.combine_yield"
+    states = var_operand_def(f32)
+    rescale = var_operand_def(f32)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(IsTerminator(), Pure())
+    assembly_format = "`states` `(` $states `)` (`rescale` `(` $rescale^ `)`)? attr-dict"
+
+    def __init__(self, states: Sequence[SSAValue], rescale: Sequence[SSAValue] = ()):
+        super().__init__(operands=[list(states), list(rescale)])
+
+
+@irdl_op_definition
 class EpilogueYieldOp(IRDLOperation):
     """Ends an epilogue: the row factor of the accumulator, the op's row outputs, what backward saves.
 

@@ -6,7 +6,10 @@ that every other path is measured against. fp64 unless asked otherwise; memory i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,25 +59,78 @@ def run_online(
     block: int | Sequence[int] = 64,
     order: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float64,
+    num_splits: int | Sequence[int] = 1,
 ) -> tuple[Tensor, ...]:
     """(o, outputs..., saved...) of an `attn.online`, one block of keys after the other.
 
     `block` is the size of every block but the last, or the sizes of all of them; `order` is the
-    order in which the blocks are visited, by their numbers.
+    order in which the blocks are visited, by their numbers. `num_splits` parts of the blocks, or parts of so
+    many blocks each, are folded apart and then combined; parts may be empty.
     """
     op, operands = resolve(module_or_op, attn.OnlineOp, [q, k, v, scale, *captures])
     scene = Scene.of(op, operands, operands[4:], dtype)
-    blocks, visible, scores = key_blocks(scene.shape[3], block, order), scene.visible(), scene.scores()
+    parts = split_blocks(key_blocks(scene.shape[3], block, order), num_splits)
+    if len(parts) > 1 and not op.combine:
+        raise ValueError("an attn.online without combine regions cannot be split")
     value = scene.per_query_head(scene.modified(op.value_mod, scene.v))
-    acc = torch.zeros((*scene.shape[:3], value.shape[3]), dtype=dtype)
+    run = _Online(scene, op, scene.scores(), scene.visible(), value)
     finals: list[Tensor] = []
-    for init, step in zip(op.init, op.steps, strict=True):
-        states = initial_states(scene, init)
-        for keys, last, results in fold_keys(scene, step, init, [scores], [], finals, visible, blocks):
-            states, rest = results[: len(init)], results[len(init) :]
-            acc = _accumulate(acc, last, rest, visible[..., keys], value[:, :, keys])
+    acc = run.nothing()
+    for level in range(len(op.steps)):
+        partial = [run.fold(level, finals, blocks) for blocks in parts]
+        states, acc = reduce(partial_combine(run, level, finals), partial)
         finals += states
     return _epilogue(scene, op, acc, finals)
+
+
+Partial = tuple[list[Tensor], Tensor]
+"""States and accumulator of a part of the keys."""
+
+
+def partial_combine(run: _Online, level: int, finals: Sequence[Tensor]) -> Callable[[Partial, Partial], Partial]:
+    return lambda a, b: run.combine(level, finals, a, b)
+
+
+@dataclass(frozen=True)
+class _Online:
+    """One run of an `attn.online`."""
+
+    scene: Scene
+    op: attn.OnlineOp
+    scores: Tensor
+    visible: Tensor
+    value: Tensor
+
+    def nothing(self) -> Tensor:
+        return torch.zeros((*self.scene.shape[:3], self.value.shape[3]), dtype=self.scene.real)
+
+    def fold(self, level: int, finals: Sequence[Tensor], blocks: Sequence[slice]) -> Partial:
+        """One step over some blocks."""
+        init, step = self.op.init.data[level], self.op.steps[level]
+        states, acc = initial_states(self.scene, init), self.nothing()
+        for keys, last, results in fold_keys(self.scene, step, init, [self.scores], [], finals, self.visible, blocks):
+            states, rest = results[: len(init)], results[len(init) :]
+            acc = _accumulate(acc, last, rest, self.visible[..., keys], self.value[:, :, keys])
+        return states, acc
+
+    def combine(self, level: int, finals: Sequence[Tensor], a: Partial, b: Partial) -> Partial:
+        region = self.op.combine[level]
+        last = region.block.last_op
+        assert isinstance(last, attn.CombineYieldOp)
+        results = self.scene.run(region, [*self.scene.indices()[:3], *a[0], *b[0], *finals])
+        states, factors = results[: len(last.states)], results[len(last.states) :]
+        return states, a[1] * factors[0] + b[1] * factors[1] if factors else a[1]
+
+
+def split_blocks(blocks: Sequence[slice], num_splits: int | Sequence[int]) -> list[Sequence[slice]]:
+    """The blocks in parts: so many of about equal length, or of so many blocks each."""
+    if isinstance(num_splits, int):
+        bounds = [n * len(blocks) // num_splits for n in range(num_splits + 1)]
+    else:
+        bounds = [sum(num_splits[:n]) for n in range(len(num_splits) + 1)]
+    if bounds[-1] != len(blocks) or sorted(bounds) != bounds:
+        raise ValueError(f"parts of {num_splits} blocks do not cover {len(blocks)} blocks")
+    return [blocks[low:high] for low, high in pairwise(bounds)]
 
 
 def _accumulate(acc: Tensor, last: attn.StepYieldOp, rest: Sequence[Tensor], visible: Tensor, value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects.attn import AttentionOp, OnlineOp
+from attn_engine.passes.online_combine import CombineBuilder
 from attn_engine.passes.online_plan import IDENTITY, OnlinePlan, OnlineReport, plan_online
 from attn_engine.passes.online_regions import StepBuilder, build_epilogue
 
@@ -36,12 +37,13 @@ def derive_online(op: AttentionOp) -> OnlineOp:
     """The `attn.online` that means the same as `op`."""
     plan = plan_online(op.row.block)
     steps = [StepBuilder(plan, level, op.row.block).build() for level in range(plan.levels)]
+    combine = [CombineBuilder(plan, level, op.row.block).build() for level in range(plan.levels)]
     mods = [_copy(r) for r in (op.query_mod, op.key_mod, op.value_mod, op.score_mod, op.mask)]
     epilogue = build_epilogue(plan, op.row.block, len(op.outputs))
     return OnlineOp.build(
         operands=[op.q, op.k, op.v, op.scale, op.captures],
         properties={"init": _initial_states(plan)},
-        regions=[*mods, epilogue, _copy(op.blocks), _copy(op.blocks_t), steps],
+        regions=[*mods, epilogue, _copy(op.blocks), _copy(op.blocks_t), steps, combine],
         result_types=[op.o.type, [r.type for r in op.outputs], [r.type for r in op.saved]],
     )
 
@@ -70,6 +72,11 @@ class AttnDeriveOnlinePass(ModulePass):
     } epilogue {
     ^bb0(%b, %h, %q, %m, %l):
       attn.epilogue_yield scale(1 / %l)
+    } combine {
+    ^bb0(%b, %h, %q, %m_a, %l_a, %m_b, %l_b):
+      %m = max(%m_a, %m_b)
+      %alpha_a = exp(%m_a - %m), %alpha_b = exp(%m_b - %m)
+      attn.combine_yield states(%m, %l_a * %alpha_a + %l_b * %alpha_b) rescale(%alpha_a, %alpha_b)
     }
     ```
 

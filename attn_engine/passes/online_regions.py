@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 
 from xdsl.builder import Builder
@@ -19,9 +20,55 @@ from attn_engine.passes.online_plan import IDENTITY, OnlinePlan, State
 from attn_engine.passes.online_scalars import DEAD, Scalars
 
 
-def _named(args: Sequence[SSAValue], names: Sequence[str | None]) -> None:
+def named(args: Sequence[SSAValue], names: Sequence[str | None]) -> None:
     for argument, name in zip(args, names, strict=True):
         argument.name_hint = name
+
+
+@dataclass
+class Rescaling:
+    """Brings states from the scale of old stabilisers (`before`) to that of the new ones (`now`, made `safe`)."""
+
+    now: Scalars
+    before: Scalars
+    old: Mapping[Atom, SSAValue]
+    safe: Mapping[Atom, SSAValue]
+    alphas: dict[tuple[Stabiliser, ...], SSAValue] = field(default_factory=dict[tuple[Stabiliser, ...], SSAValue])
+
+    def state(self, state: State) -> SSAValue:
+        """The old value of a state in the new scale."""
+        old = self.old[state.atom]
+        if not state.separation.stabilisers:
+            return old
+        scaled = self.now.mul(old, self.alpha(state.separation.stabilisers))
+        identity = IDENTITY[state.kind]
+        return self.now.unless(old, identity, scaled, old) if identity else scaled
+
+    def alpha(self, stabilisers: tuple[Stabiliser, ...]) -> SSAValue:
+        """exp(sum c * (old - new)): from the scale of the old stabilisers to that of the new ones."""
+        if stabilisers not in self.alphas:
+            exponents = [self._exponent(s) for s in stabilisers]
+            alpha = self.now.exp(reduce(self.now.add, exponents))
+            for s in stabilisers:
+                if not s.monotone:
+                    alpha = self.now.unless(self.before.atom(s.atom), DEAD[s.kind], alpha, self.now.constant(0.0))
+            alpha.name_hint = "alpha"
+            self.alphas[stabilisers] = alpha
+        return self.alphas[stabilisers]
+
+    def _exponent(self, s: Stabiliser) -> SSAValue:
+        return self.now.times(s.coefficient, self.now.sub(self.before.atom(s.atom), self.safe[s.atom]))
+
+
+def merged(scalars: Scalars, kind: ReduceKind, a: SSAValue, b: SSAValue) -> SSAValue:
+    """One reduction of two."""
+    match kind:
+        case ReduceKind.MAX:
+            return scalars.insert(arith.MaximumfOp(a, b))
+        case ReduceKind.MIN:
+            return scalars.insert(arith.MinimumfOp(a, b))
+        case _:
+            return scalars.add(a, b)
 
 
 class StepBuilder:
@@ -40,7 +87,7 @@ class StepBuilder:
         first, last = 5 + len(self.states), 5 + len(floats)
         self.old = {s.atom: a for s, a in zip(self.states, args[5:first], strict=True)}
         names = [*(a.name_hint for a in row.args[:5]), *(state_name(s) for s in (*self.states, *self.finals))]
-        _named(args, [*names, *(c.name_hint for c in captures)])
+        named(args, [*names, *(c.name_hint for c in captures)])
         leaves: dict[SSAValue | Atom, SSAValue] = dict(zip(row.args, [*args[:5], *args[last:]], strict=True))
         builder = Builder(InsertPoint.at_end(self.block))
         self.before = Scalars(builder, plan.forms, {**leaves, **self.old})
@@ -48,7 +95,7 @@ class StepBuilder:
         for scalars in (self.before, self.now):
             self._define_finals(scalars, args[first:last])
         self.safe: dict[Atom, SSAValue] = {}
-        self.alphas: dict[tuple[Stabiliser, ...], SSAValue] = {}
+        self.rescaling = Rescaling(self.now, self.before, self.old, self.safe)
 
     def _define_finals(self, scalars: Scalars, values: Sequence[SSAValue]) -> None:
         for state, value in zip(self.finals, values, strict=True):
@@ -62,7 +109,7 @@ class StepBuilder:
             separation = self.plan.weight
             self._settle(separation.stabilisers)
             weight = self._guarded(self.now.weight(separation, self.safe))
-            rescale = self._alpha(separation.stabilisers) if separation.stabilisers else None
+            rescale = self.rescaling.alpha(separation.stabilisers) if separation.stabilisers else None
             self.block.add_op(StepYieldOp(new, rescale, weight))
         else:
             self.block.add_op(StepYieldOp(new))
@@ -75,48 +122,16 @@ class StepBuilder:
         if state.kind is ReduceKind.COUNT:
             element = self.block.args[0]
         block = scalars.insert(RowReduceOp(state.kind, element))
-        value = self._merge(state, self._rescaled(state), block)
+        value = merged(scalars, state.kind, self.rescaling.state(state), block)
         value.name_hint = state_name(state)
         scalars.define(state.atom, value)
         return value
-
-    def _rescaled(self, state: State) -> SSAValue:
-        old = self.old[state.atom]
-        if not state.separation.stabilisers:
-            return old
-        scaled = self.now.mul(old, self._alpha(state.separation.stabilisers))
-        identity = IDENTITY[state.kind]
-        return self.now.unless(old, identity, scaled, old) if identity else scaled
-
-    def _merge(self, state: State, old: SSAValue, block: SSAValue) -> SSAValue:
-        match state.kind:
-            case ReduceKind.MAX:
-                return self.now.insert(arith.MaximumfOp(old, block))
-            case ReduceKind.MIN:
-                return self.now.insert(arith.MinimumfOp(old, block))
-            case _:
-                return self.now.add(old, block)
 
     def _settle(self, stabilisers: Sequence[Stabiliser]) -> None:
         """The stabilisers of this block, made safe to subtract."""
         for s in stabilisers:
             if s.atom not in self.safe:
                 self.safe[s.atom] = self.now.safe(self.now.atom(s.atom), s.kind)
-
-    def _alpha(self, stabilisers: tuple[Stabiliser, ...]) -> SSAValue:
-        """exp(sum c * (old - new)): from the scale of the old stabilisers to that of the new ones."""
-        if stabilisers not in self.alphas:
-            exponents = [self._alpha_exponent(s) for s in stabilisers]
-            alpha = self.now.exp(reduce(self.now.add, exponents))
-            for s in stabilisers:
-                if not s.monotone:
-                    alpha = self.now.unless(self.before.atom(s.atom), DEAD[s.kind], alpha, self.now.constant(0.0))
-            alpha.name_hint = "alpha"
-            self.alphas[stabilisers] = alpha
-        return self.alphas[stabilisers]
-
-    def _alpha_exponent(self, s: Stabiliser) -> SSAValue:
-        return self.now.times(s.coefficient, self.now.sub(self.before.atom(s.atom), self.safe[s.atom]))
 
     def _guarded(self, weight: SSAValue) -> SSAValue:
         """The weight, 0 in a row that is dead so far, where the formula may give more than that."""
@@ -178,7 +193,7 @@ def build_epilogue(plan: OnlinePlan, row: Block, outputs: int) -> Region:
     captures = row.args[5:]
     block = Block(arg_types=[*[i64] * 3, *[f32] * len(plan.states), *(c.type for c in captures)])
     args, count = block.args, 3 + len(plan.states)
-    _named(
+    named(
         args, [*(a.name_hint for a in row.args[1:4]), *map(state_name, plan.states), *(c.name_hint for c in captures)]
     )
     kept = [*row.args[1:4], *captures]

@@ -351,6 +351,8 @@ def sparse_renormalised(r, s):
 
 
 CASES = [(f, 1) for f in ONE_LOOP] + [(f, 2) for f in TWO_LOOPS] + [(sparse_renormalised, 3)]
+# Parts of four blocks: one, several, unequal and empty ones, the empty ones first, last and between.
+SPLITS = [2, 3, 7, [1, 3], [3, 0, 1], [0, 4], [4, 0, 0], [0, 0, 1, 1, 0, 2]]
 PARTS = [([11], None), ([3, 1, 5, 2], None), ([3, 1, 5, 2], [2, 0, 3, 1]), ([1] * 11, list(reversed(range(11))))]
 
 
@@ -385,6 +387,24 @@ def test_equals_the_offline_form(function, loops):
         for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 2e-3)):
             actual = run_online(module, *tensors, 1.0, captures, block=parts, order=order, dtype=dtype)
             assert_same(expected[dtype], actual, tolerance)
+    for splits in SPLITS:
+        for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 2e-3)):
+            options = {"block": [3, 1, 5, 2], "order": [2, 0, 3, 1], "dtype": dtype}
+            actual = run_online(module, *tensors, 1.0, captures, num_splits=splits, **options)
+            assert_same(expected[dtype], actual, tolerance)
+
+
+def test_parts_must_cover_the_blocks():
+    module = attention(softmax)
+    tensors, captures = inputs(hard_rows())
+    AttnDeriveOnlinePass().apply(Context(), module)
+    with pytest.raises(ValueError, match="cover"):
+        run_online(module, *tensors, 1.0, captures, block=4, num_splits=[1, 1])
+    online_of(module).properties.pop("combine", None)
+    for region in list(online_of(module).combine):
+        online_of(module).detach_region(region)
+    with pytest.raises(ValueError, match="combine"):
+        run_online(module, *tensors, 1.0, captures, block=4, num_splits=2)
 
 
 def test_equal_reductions_are_one_state():

@@ -72,8 +72,9 @@ def test_random_compositions(steps, parts):
     module.verify()
     blocks, order = parts
     actual = run_online(module, *tensors, 1.0, captures, block=blocks, order=order)
+    apart = run_online(module, *tensors, 1.0, captures, block=blocks, order=order, num_splits=3)
     rows = finite_rows(expected)
-    for want, got in zip(expected, actual, strict=True):
+    for want, got in zip([*expected, *expected], [*actual, *apart], strict=True):
         size = want[rows].abs().max().clamp(min=1.0) if rows.any() else 1.0
         assert torch.allclose(got[rows], want[rows], rtol=1e-5, atol=1e-6 * float(size))
         assert torch.equal(got[want == float("-inf")], want[want == float("-inf")])

@@ -145,6 +145,73 @@ steps {
 
 // -----
 
+// CHECK: combine 0: must end in attn.combine_yield of 1 states
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.online %q, %k, %v scale %scale init [[0.0 : f32]] : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+steps {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64, %m: f32):
+  attn.step_yield states(%m) weight(%s)
+} epilogue {
+^bb0(%b: i64, %h: i64, %i: i64, %m: f32):
+  attn.epilogue_yield scale(%m) outputs() saved()
+} combine {
+^bb0(%b: i64, %h: i64, %i: i64, %a: f32, %c: f32):
+  attn.combine_yield states() rescale(%a, %c)
+}
+
+// -----
+
+// CHECK: combine 0: the last step, and no other, yields two factors
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.online %q, %k, %v scale %scale init [[0.0 : f32]] : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+steps {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64, %m: f32):
+  attn.step_yield states(%m) weight(%s)
+} epilogue {
+^bb0(%b: i64, %h: i64, %i: i64, %m: f32):
+  attn.epilogue_yield scale(%m) outputs() saved()
+} combine {
+^bb0(%b: i64, %h: i64, %i: i64, %a: f32, %c: f32):
+  attn.combine_yield states(%a)
+}
+
+// -----
+
+// CHECK: combine 0: block arguments are
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.online %q, %k, %v scale %scale init [[0.0 : f32]] : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+steps {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64, %m: f32):
+  attn.step_yield states(%m) weight(%s)
+} epilogue {
+^bb0(%b: i64, %h: i64, %i: i64, %m: f32):
+  attn.epilogue_yield scale(%m) outputs() saved()
+} combine {
+^bb0(%b: i64, %h: i64, %i: i64, %a: f32):
+  attn.combine_yield states(%a) rescale(%a, %a)
+}
+
+// -----
+
+// CHECK: combine has 2 regions for 1 steps
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.online %q, %k, %v scale %scale init [[0.0 : f32]] : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+steps {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64, %m: f32):
+  attn.step_yield states(%m) weight(%s)
+} epilogue {
+^bb0(%b: i64, %h: i64, %i: i64, %m: f32):
+  attn.epilogue_yield scale(%m) outputs() saved()
+} combine {
+^bb0(%b: i64, %h: i64, %i: i64, %a: f32, %c: f32):
+  attn.combine_yield states(%a) rescale(%a, %c)
+} {
+^bb0(%b: i64, %h: i64, %i: i64, %a: f32, %c: f32):
+  attn.combine_yield states(%a) rescale(%a, %c)
+}
+
+// -----
+
 // CHECK: epilogue: region must end in attn.epilogue_yield
 %q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
 %o = attn.online %q, %k, %v scale %scale init [[0.0 : f32]] : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>

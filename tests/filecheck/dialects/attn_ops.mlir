@@ -69,6 +69,18 @@ func.func @online(%q: tensor<?x?x?x64xbf16>, %k: tensor<?x?x?x64xbf16>, %v: tens
     %lse = arith.select %dead, %ninf, %lse0 : f32
     // CHECK: attn.epilogue_yield scale(%{{.*}}) outputs() saved(%{{.*}})
     attn.epilogue_yield scale(%g) outputs() saved(%lse)
+  } combine {
+  ^bb0(%b: i64, %h: i64, %qi: i64, %ma: f32, %la: f32, %mb: f32, %lb: f32):
+    %m = arith.maximumf %ma, %mb : f32
+    %da = arith.subf %ma, %m : f32
+    %a = math.exp %da : f32
+    %db = arith.subf %mb, %m : f32
+    %c = math.exp %db : f32
+    %pa = arith.mulf %la, %a : f32
+    %pb = arith.mulf %lb, %c : f32
+    %l = arith.addf %pa, %pb : f32
+    // CHECK: attn.combine_yield states(%{{.*}}, %{{.*}}) rescale(%{{.*}}, %{{.*}})
+    attn.combine_yield states(%m, %l) rescale(%a, %c)
   }
   func.return %o, %lse : tensor<?x?x?x64xbf16>, tensor<?x?x?xf32>
 }

@@ -21,6 +21,18 @@ func.func @softmax(%q: tensor<?x?x?x64xf16>, %k: tensor<?x?x?x64xf16>, %v: tenso
   // CHECK: epilogue {
   // CHECK: arith.divf %{{.*}}, %{{.*}} : f32
   // CHECK: attn.epilogue_yield scale(%{{.*}}) outputs(%{{.*}}) saved()
+  // CHECK: combine {
+  // CHECK-NEXT: ^{{.*}}(%{{.*}}: i64, %{{.*}}: i64, %{{.*}}: i64, %[[MA:.*]]: f32, %[[LA:.*]]: f32, %[[MB:.*]]: f32, %[[LB:.*]]: f32):
+  // CHECK: %[[MAB:.*]] = arith.maximumf %[[MA]], %[[MB]] : f32
+  // CHECK: %[[SAFEAB:.*]] = arith.select %{{.*}}, %{{.*}}, %[[MAB]] : f32
+  // CHECK: %[[DA:.*]] = arith.subf %[[MA]], %[[SAFEAB]] : f32
+  // CHECK: %[[ALPHAA:.*]] = math.exp %[[DA]] : f32
+  // CHECK: %[[PA:.*]] = arith.mulf %[[LA]], %[[ALPHAA]] : f32
+  // CHECK: %[[DB:.*]] = arith.subf %[[MB]], %[[SAFEAB]] : f32
+  // CHECK: %[[ALPHAB:.*]] = math.exp %[[DB]] : f32
+  // CHECK: %[[PB:.*]] = arith.mulf %[[LB]], %[[ALPHAB]] : f32
+  // CHECK: %[[LAB:.*]] = arith.addf %[[PA]], %[[PB]] : f32
+  // CHECK: attn.combine_yield states(%[[MAB]], %[[LAB]]) rescale(%[[ALPHAA]], %[[ALPHAB]])
   %o, %lse = attn.attention %q, %k, %v scale %scale : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> -> tensor<?x?x?x64xf16> outputs tensor<?x?x?xf32> row {
   ^bb0(%s: f32, %b: i64, %h: i64, %qi: i64, %kv: i64):
     %m = attn.row_reduce max %s
