@@ -23,7 +23,7 @@ from attn_engine.errors import (
     SequenceBoundsError,
     StateShapeError,
 )
-from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM, check_tensor
+from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM
 from attn_engine.frontend.trace import ELEMENT_TYPES
 
 OPTIONAL = ("decay", "beta", "weight", "initial", "bounds")
@@ -76,7 +76,6 @@ class Operands:
 def check_recurrence(x: Operands) -> None:
     """The first thing wrong with a call. Shapes are told as the user gave them: batch, token, head, channel."""
     for name, tensor in (("q", x.q), ("k", x.k), ("v", x.v)):
-        check_tensor(name, tensor)
         if tensor.ndim != 4:
             raise RankError(f"{name} has {tensor.ndim} dimensions, but needs 4 (batch, token, head, channel)")
     if x.q.dtype not in DTYPES or not x.q.dtype == x.k.dtype == x.v.dtype:

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from attn_engine.errors import DtypeError, RecurrenceFormError
-from attn_engine.frontend.checks import check_scale
+from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
-from attn_engine.runtime.devices import target_of
-from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 
 FEW_TOKENS = 4
 """Up to so many tokens go one by one when no gradient is needed: a chunk of 64 would be mostly empty."""
@@ -63,8 +61,12 @@ def recurrence(
     operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
     check_recurrence(operands)
     factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    compiled = _compile(operands, output_final_state, backend)
-    results = recurrence_op.recurrence(operands.q, operands.k, operands.v, *operands.optional, factor, compiled.key)
+    wrt = _wrt(operands)
+    _check_gradients(operands, wrt)
+    stepwise = not wrt and v.shape[1] <= FEW_TOKENS
+    results = recurrence_op.recurrence(
+        operands.q, operands.k, operands.v, *operands.optional, factor, output_final_state, stepwise, backend or ""
+    )
     return results[0].transpose(1, 2), results[1] if output_final_state else None
 
 
@@ -91,10 +93,9 @@ def recurrence_step(
         operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
         check_recurrence(operands)
         factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-        compiled = _compile(operands, True, backend, stepwise=True)
         o = recurrence_op.recurrence_step(
             operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
-            factor, compiled.key,
+            factor, backend or "",
         )  # fmt: skip
     return o.transpose(1, 2)
 
@@ -118,6 +119,8 @@ def _operands(
     bounds: Tensor | None,
 ) -> Operands:
     """Heads before tokens; what is one number per token or a state in float32."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, tensor)
     if decay is not None and decay.ndim == 1:
         decay = decay.expand(v.shape[0], v.shape[1], -1)
     rows = [None if x is None else x.float().transpose(1, 2) for x in (decay, beta, weight)]
@@ -135,8 +138,8 @@ def _wrt(x: Operands) -> tuple[str, ...]:
     return tuple(name for name, tensor in named.items() if tensor is not None and tensor.requires_grad)
 
 
-def _compile(x: Operands, final: bool, backend: str | None, stepwise: bool = False) -> Compiled:
-    kind, wrt = x.kind(final), _wrt(x)
+def _check_gradients(x: Operands, wrt: tuple[str, ...]) -> None:
+    kind = x.kind(final=False)
     if wrt and not kind.linear:
         what = "the delta rule" if kind.beta else "a decay per channel"
         raise RecurrenceFormError(
@@ -144,10 +147,3 @@ def _compile(x: Operands, final: bool, backend: str | None, stepwise: bool = Fal
             "compiled",
             "use torch.no_grad(), or one log decay per head and token without beta",
         )
-    target = target_of(x.q.device, backend)
-    sequences = x.q.shape[0] if x.bounds is None else len(x.bounds) - 1
-    tokens, heads = x.v.shape[2], x.v.shape[1]
-    stepwise = stepwise or not kind.linear or (not wrt and tokens <= FEW_TOKENS)
-    tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise)
-    return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))

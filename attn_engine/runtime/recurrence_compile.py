@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -54,7 +53,6 @@ class Compiled:
     """The plans of a request, built when first called."""
 
     request: Request
-    key: str
     plans: dict[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
     sources: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -92,21 +90,14 @@ def to_tile(module: ModuleOp, request: Request) -> ModuleOp:
     return module
 
 
-_CACHE: dict[str, Compiled] = {}
-_KEYS: dict[Request, str] = {}
+_CACHE: dict[Request, Compiled] = {}
 
 
 def compiled_for(request: Request) -> Compiled:
-    if request not in _KEYS:
-        key = hashlib.sha256(repr(request).encode()).hexdigest()
-        _KEYS[request] = key
-        _CACHE[key] = Compiled(request, key)
-    return _CACHE[_KEYS[request]]
-
-
-def lookup(key: str) -> Compiled:
-    """A compilation of this process by its key."""
-    return _CACHE[key]
+    """The compilation of this process for a request."""
+    if request not in _CACHE:
+        _CACHE[request] = Compiled(request)
+    return _CACHE[request]
 
 
 # --- the schedule that a target gets by default ------------------------------------------------------
@@ -151,6 +142,6 @@ def _pieces(arch: Arch, programs: int, tokens: int) -> int:
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:
     """The text of the forward plan, or with `wrt` of the backward plan, for any backend on any machine."""
-    found = Compiled(replace(request, wrt=wrt), "")
+    found = Compiled(replace(request, wrt=wrt))
     module = found.adjoint(d_final) if wrt else build_recurrence(request.kind)
     return get_backend(request.backend).emit(to_tile(module, request))

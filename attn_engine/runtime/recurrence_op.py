@@ -1,6 +1,7 @@
 """The torch ops of recurrences, forward and backward, with autograd and fake kernels.
 
-Tensors are batch, head, token, channel; any strides. Plans are found by a key; see `recurrence_compile`.
+Tensors are batch, head, token, channel; any strides. What is compiled follows from them inside of the ops, so that a
+graph holds tensors and plain numbers only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from attn_engine.runtime.recurrence_compile import Compiled, lookup
+from attn_engine.frontend.recurrence import Operands
+from attn_engine.runtime.devices import target_of
+from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
+
+
+def compilation(x: Operands, final: bool, stepwise: bool, backend: str, wrt: tuple[str, ...] = ()) -> Compiled:
+    """The compilation for these tensors; an empty `backend` is the device's own."""
+    kind, target = x.kind(final), target_of(x.q.device, backend or None)
+    sequences = x.q.shape[0] if x.bounds is None else x.bounds.shape[0] - 1
+    heads, tokens = x.v.shape[1], x.v.shape[2]
+    tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.linear)
+    return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))
 
 
 def _output(v: Tensor) -> Tensor:
@@ -22,14 +35,12 @@ def _output(v: Tensor) -> Tensor:
     return v.new_empty((b, h, t, channels))
 
 
-def _results(q: Tensor, v: Tensor, bounds: Tensor | None, key: str) -> list[Tensor]:
+def _results(q: Tensor, v: Tensor, bounds: Tensor | None, final: bool) -> list[Tensor]:
     """o and the final state."""
-    kind = lookup(key).request.kind
-    o, b, h = _output(v), v.shape[0], v.shape[1]
-    if not kind.final:
-        return [o]
-    sequences = b if bounds is None else bounds.shape[0] - 1
-    return [o, q.new_empty((sequences, h, kind.key, kind.value), dtype=torch.float32)]
+    if not final:
+        return [_output(v)]
+    sequences = v.shape[0] if bounds is None else bounds.shape[0] - 1
+    return [_output(v), q.new_empty((sequences, v.shape[1], q.shape[3], v.shape[3]), dtype=torch.float32)]
 
 
 @custom_op("attn_engine::recurrence", mutates_args=())
@@ -43,12 +54,15 @@ def recurrence(
     initial: Tensor | None,
     bounds: Tensor | None,
     scale: float,
-    key: str,
+    final: bool,
+    stepwise: bool,
+    backend: str,
 ) -> list[Tensor]:
-    """[o, the final state if the compilation has one]."""
-    results = _results(q, v, bounds, key)
-    given = [x for x in (decay, beta, weight, initial, bounds) if x is not None]
-    lookup(key).forward()(q, k, v, scale, *given, *results)
+    """[o, the final state if that is asked for]; `stepwise` goes token by token."""
+    results = _results(q, v, bounds, final)
+    x = Operands(q, k, v, decay, beta, weight, initial, bounds)
+    given = [t for t in x.optional if t is not None]
+    compilation(x, final, stepwise, backend).forward()(q, k, v, scale, *given, *results)
     return results
 
 
@@ -63,9 +77,11 @@ def _(
     initial: Tensor | None,
     bounds: Tensor | None,
     scale: float,
-    key: str,
+    final: bool,
+    stepwise: bool,
+    backend: str,
 ) -> list[Tensor]:
-    return _results(q, v, bounds, key)
+    return _results(q, v, bounds, final)
 
 
 @custom_op("attn_engine::recurrence_step", mutates_args=("state",))
@@ -79,12 +95,13 @@ def recurrence_step(
     state: Tensor,
     bounds: Tensor | None,
     scale: float,
-    key: str,
+    backend: str,
 ) -> Tensor:
     """o; the state is read and replaced."""
     o = _output(v)
-    given = [x for x in (decay, beta, weight, state, bounds) if x is not None]
-    lookup(key).forward()(q, k, v, scale, *given, o, state)
+    x = Operands(q, k, v, decay, beta, weight, state, bounds)
+    given = [t for t in x.optional if t is not None]
+    compilation(x, True, True, backend).forward()(q, k, v, scale, *given, o, state)
     return o
 
 
@@ -99,15 +116,15 @@ def _(
     state: Tensor,
     bounds: Tensor | None,
     scale: float,
-    key: str,
+    backend: str,
 ) -> Tensor:
     return _output(v)
 
 
-def _gradient_results(inputs: dict[str, Tensor | None], compiled: Compiled) -> list[Tensor]:
+def _gradient_results(inputs: dict[str, Tensor | None], wrt: str) -> list[Tensor]:
     """Like the operands, but gradients of what is not q, k or v are contiguous and float32."""
     found: list[Tensor] = []
-    for name in compiled.request.wrt:
+    for name in wrt.split():
         operand = inputs[name]
         assert operand is not None
         if name in ("q", "k", "v"):
@@ -130,12 +147,14 @@ def recurrence_backward(
     final: Tensor | None,
     d_final: Tensor | None,
     scale: float,
-    key: str,
+    backend: str,
+    wrt: str,
 ) -> list[Tensor]:
-    """The gradients that the compilation is for, in its order."""
-    compiled = lookup(key)
+    """The gradients with respect to the operands named in `wrt`, in its order."""
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "weight": weight, "initial": initial}
-    results = _gradient_results(inputs, compiled)
+    results = _gradient_results(inputs, wrt)
+    x = Operands(q, k, v, decay, None, weight, initial, bounds)
+    compiled = compilation(x, False, False, backend, tuple(wrt.split()))
     turned = None if initial is None else initial.transpose(2, 3)
     given = [x for x in (decay, weight, turned, bounds) if x is not None]
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]
@@ -156,30 +175,33 @@ def _(
     final: Tensor | None,
     d_final: Tensor | None,
     scale: float,
-    key: str,
+    backend: str,
+    wrt: str,
 ) -> list[Tensor]:
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "weight": weight, "initial": initial}
-    return _gradient_results(inputs, lookup(key))
+    return _gradient_results(inputs, wrt)
+
+
+ARGUMENTS = ("q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "scale", "final", "stepwise", "backend")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q, k, v, decay, _beta, weight, initial, bounds, scale, key = inputs
+    q, k, v, decay, _beta, weight, initial, bounds, scale, _final, _stepwise, backend = inputs
     ctx.save_for_backward(q, k, v, decay, weight, initial, bounds, *output[1:])
-    ctx.scale, ctx.key, ctx.shape, ctx.dtype = scale, key, output[0].shape, output[0].dtype
+    ctx.scale, ctx.backend, ctx.shape = scale, backend, output[0].shape
 
 
 def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    wrt = lookup(ctx.key).request.wrt
+    wrt = [name for name, needed in zip(ARGUMENTS, ctx.needs_input_grad, strict=True) if needed]
     q, k, v, decay, weight, initial, bounds, *rest = ctx.saved_tensors
     d_o = grads[0] if grads[0] is not None else v.new_zeros(ctx.shape)
     d_final = grads[1] if len(grads) > 1 else None
     final = rest[0] if d_final is not None else None
     found = recurrence_backward(
-        q, k, v, decay, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.key
+        q, k, v, decay, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend, " ".join(wrt)
     )
     named = dict(zip(wrt, found, strict=True))
-    order = ("q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "scale", "key")
-    return tuple(named.get(name) for name in order)
+    return tuple(named.get(name) for name in ARGUMENTS)
 
 
 recurrence.register_autograd(_gradients, setup_context=_setup)

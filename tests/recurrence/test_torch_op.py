@@ -1,0 +1,87 @@
+"""The torch ops under torch's own checks, and errors before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine import errors
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime import recurrence_op
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Schedule, default_schedule
+from tests.recurrence.support import assert_near, inputs, leaves
+
+
+def operands(x, *names):
+    named = {n: x[n].transpose(1, 2) if n in x else None for n in ("q", "k", "v", "decay", "beta", "weight")}
+    return [named[n] if n in names else None for n in named]
+
+
+def test_ops_keep_torchs_rules():
+    x = leaves(inputs(66, batch=1, heads=2, shared=1))
+    given = operands(x, "q", "k", "v", "decay", "weight")
+    torch.library.opcheck(recurrence_op.recurrence, (*given, x["initial_state"], None, 0.5, True, False, "cpu"))
+
+
+def test_step_is_declared_to_write_the_state():
+    x = inputs(1, batch=1)
+    given = operands(x, "q", "k", "v", "decay")
+    torch.library.opcheck(recurrence_op.recurrence_step, (*given, x["initial_state"], None, 0.5, "cpu"))
+
+
+def test_under_torch_compile():
+    def loss(q, k, v, decay):
+        o, final = attn_engine.recurrence(q, k, v, decay=decay, output_final_state=True, backend="cpu")
+        return o.square().sum() + final.square().sum()
+
+    got, want = leaves(inputs(66)), leaves(inputs(66))
+    names = ("q", "k", "v", "decay")
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(*(got[n] for n in names)).backward()
+    loss(*(want[n] for n in names)).backward()
+    for name in names:
+        assert_near(name, got[name].grad, want[name].grad.double(), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": lambda q: q[0]}, errors.RankError, "q has 3 dimensions"),
+        ({"q": lambda q: q.double()}, errors.DtypeError, "pass all in one of float16, bfloat16, float32"),
+        ({"k": lambda k: k[:, :-1]}, errors.KeyLengthError, "10, 9, 10 tokens"),
+        ({"k": lambda k: k[..., :-1]}, errors.HeadDimError, "16, 15, 24 channels"),
+        ({"v": lambda v: v[:, :, :3]}, errors.HeadCountError, "2, 2, 3 heads"),
+        ({"v": lambda v: v[:1]}, errors.BatchError, "batch sizes 2, 2, 1"),
+        ({"v": lambda v: v.repeat(1, 1, 1, 20)}, errors.HeadDimLimitError, "v has 480 channels"),
+        (
+            {"decay": lambda g: g[:, :5]},
+            errors.StateShapeError,
+            r"decay has shape \(2, 5, 4\), expected .* \(2, 10, 4\)",
+        ),
+        ({"weight": lambda w: w[..., None]}, errors.StateShapeError, "weight has shape"),
+        ({"initial_state": lambda s: s.transpose(2, 3)}, errors.StateShapeError, "initial_state has shape"),
+        ({"scale": lambda _: float("nan")}, errors.ScaleError, "scale is nan"),
+        ({"k": lambda _: None}, errors.NotATensorError, "k is a NoneType"),
+    ],
+)
+def test_mistakes_are_named(change, error, message):
+    given = dict(inputs(10)) | {"scale": 1.0}
+    for name, make in change.items():
+        given[name] = make(given[name])
+    with pytest.raises(error, match=message):
+        attn_engine.recurrence(**given, backend="cpu")
+
+
+def test_schedules_of_a_gpu():
+    kind, target = Kind(torch.bfloat16, 128, 128, "token"), Target("triton", "sm_90")
+
+    def schedule(programs, tokens, kind=kind, target=target):
+        return default_schedule(target, kind, programs, tokens, tf32=False, stepwise=False)
+
+    assert schedule(128, 4096) == Schedule(value_block=64, pieces=1)
+    assert schedule(8, 32768).pieces == 16
+    assert schedule(8, 512).pieces <= 2
+    assert schedule(128, 4096, Kind(torch.bfloat16, 256, 256, "token")).value_block == 32
+    assert schedule(128, 4096, Kind(torch.float32, 256, 256, "token")).num_stages == 1
+    assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True).chunk == 1
