@@ -201,6 +201,8 @@ def _placed(printer: KernelPrinter, value: SSAValue, axes: Sequence[int], rank: 
         return text
     if not axes:
         return f"at({text}, {rank})"
+    if len(axes) == 1 and rank == 2:
+        return f"{text}.unsqueeze({-2 if axes[0] else -1})"
     picks = ", ".join(":" if axis in axes else "None" for axis in range(rank))
     return f"{text}[..., {picks}]" if picks.rstrip("None, ") else f"{text}[{picks}]"
 

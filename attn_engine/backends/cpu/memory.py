@@ -103,7 +103,7 @@ def _quick(
     limits: dict[int, Scalar],
 ) -> View | None:
     """The access as a view, if its tile starts at numbers: what the other indices pick is found once for a batch."""
-    key = (id(memory), dims, *(0 if d in dims else id(i) for d, i in enumerate(indices)))
+    key = (id(memory), *[0 if d in dims else id(i) for d, i in enumerate(indices)])
     found = programs.views.get(key)
     if found is None:
         whole = [0 if d in dims else index for d, index in enumerate(indices)]
@@ -116,16 +116,17 @@ def _quick(
     inside: list[slice] = []
     partial = False
     for t, dim in enumerate(dims):
-        start, limit = indices[dim], limits.get(t)
+        start, size, bound = indices[dim], shape[t], memory.shape[dim]
+        limit = limits.get(t)
         if isinstance(start, Tensor) or isinstance(limit, Tensor):
             return None
-        low, high = _range(int(start), shape[t], None if limit is None else int(limit), memory.shape[dim])
+        low, high = _range(int(start), size, None if limit is None else int(limit), bound)
         if low == high:
             return View(memory, (), True, True, True)
-        if high - low != memory.shape[dim]:
+        if high - low != bound:
             result = result.narrow(t + 2, low, high - low)
         inside.append(slice(low - int(start), high - int(start)))
-        partial |= high - low < shape[t]
+        partial |= high - low < size
     return View(result, tuple(inside), partial, False)
 
 
@@ -198,7 +199,9 @@ def store(
 ) -> None:
     """Writes a tile or scalar where it is inside the limits and its program is active."""
     value = _element(value, memory.dtype)
-    view = _view(memory, shape, indices, dims, limits) if programs.active is None else None
+    view = None
+    if programs.active is None:
+        view = _quick(programs, memory, shape, indices, dims, limits) or _view(memory, shape, indices, dims, limits)
     if view is not None and view.empty:
         return
     if view is None or view.copied or not _fits(value, view.memory):

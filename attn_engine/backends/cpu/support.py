@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from math import copysign
-from typing import cast as cast_type
 
 import torch
 from torch import Tensor
@@ -23,6 +22,9 @@ BATCH = 4
 """Programs in a batch: temporaries of one block of each should stay in the cache."""
 
 
+MOST_VIEWS = 64
+"""Views of memory that a batch keeps; each costs little, but each position on axis 0 may bring new ones."""
+
 LARGE = 1 << 14
 """Elements from which a choice on bit patterns pays."""
 
@@ -31,16 +33,24 @@ class Programs:
     """A batch of programs, and which of them are active in the current loop or branch (None: all)."""
 
     def __init__(self, first: int, ys: range, zs: range, buffers: dict[int, Tensor] | None = None):
-        self._ids: tuple[Scalar, Tensor, Tensor] = (
+        self.place = (ys, zs)
+        self._ids: list[Scalar] = [
             first,
             torch.arange(ys.start, ys.stop, dtype=torch.int32)[None, :],
             torch.arange(zs.start, zs.stop, dtype=torch.int32)[:, None],
-        )
+        ]
         self.shape = (len(zs), len(ys))
         self.active: Tensor | None = None
         self.views: dict[object, tuple[Tensor, object]] = {}
         """Memory as this batch sees it, by what picks it; see `memory`."""
         self._buffers = {} if buffers is None else buffers
+
+    def move(self, first: int) -> None:
+        """The same programs at another position on axis 0."""
+        self._ids[0] = first
+        self.active = None
+        if len(self.views) > MOST_VIEWS:
+            self.views.clear()
 
     def buffer(self, number: int, shape: tuple[int, ...]) -> Tensor:
         """Memory that one op of the kernel writes again and again: fresh pages cost as much as a product."""
@@ -154,8 +164,12 @@ def launch(
 
     def work() -> None:
         buffers: dict[int, Tensor] = {}
+        programs: Programs | None = None
         for block, ys, zs in left:
-            kernel(Programs(block, ys, zs, buffers), *arguments)
+            if programs is None or programs.place != (ys, zs):
+                programs = Programs(block, ys, zs, buffers)
+            programs.move(block)
+            kernel(programs, *arguments)
 
     if workers == 1:
         work()
@@ -241,8 +255,12 @@ def product(a: Tensor, b: Tensor, programs: Programs, number: int) -> Tensor:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that all of these broadcast to."""
-    return tuple(cast_type(Sequence[int], torch.broadcast_shapes(*shapes)))
+    """The shape that all of these broadcast to; torch's own function takes longer than an operation on a tile."""
+    result = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for axis, size in enumerate(shape, len(result) - len(shape)):
+            result[axis] = size if result[axis] == 1 else result[axis]
+    return tuple(result)
 
 
 def concat(values: Sequence[Tensor], axis: int) -> Tensor:
@@ -301,6 +319,8 @@ def floordivsi(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _divide(a: Scalar, b: Scalar, rounding: str) -> Scalar:
+    if not isinstance(b, Tensor) and b == 1:
+        return a
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if isinstance(b, Tensor):
             return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode=rounding))
