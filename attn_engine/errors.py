@@ -134,6 +134,10 @@ class PrecedenceWarning(UserWarning):
     """`a & b == c` parses as `(a & b) == c`, which is rarely meant."""
 
 
+class OnlineFuncWarning(UserWarning):
+    """A method of an OnlineFunc that is derived anyway, and cannot run."""
+
+
 class UnsupportedGradientError(AttnEngineError):
     """A gradient was asked for through something that has none here."""
 

@@ -89,16 +89,20 @@ def build(
 
 
 def rebind(
-    definition: Definition, traced: Traced, custom: Mapping[str, torch.Tensor] | None = None
+    definition: Definition,
+    traced: Traced,
+    custom: Mapping[str, torch.Tensor] | None = None,
+    reached: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor] | None:
     """The tensors that a definition with the same key reads now, in operand order.
 
     None where one cannot be located or has another size, or where the trace looked at values: then trace again.
+    `reached` are the tensors that `identify` gave just now, if it was asked.
     """
     if traced.reads_values or None in traced.positions:
         return None
-    needs_walk = any(isinstance(position, int) for position in traced.positions)
-    tensors = reachable_tensors(definition)[0] if needs_walk else []
+    needs_walk = reached is None and any(isinstance(position, int) for position in traced.positions)
+    tensors = reachable_tensors(definition)[0] if needs_walk else reached or ()
     found: list[torch.Tensor] = []
     for position in traced.positions:
         if isinstance(position, str):

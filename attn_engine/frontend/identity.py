@@ -270,12 +270,17 @@ def _walk(definition: Definition) -> tuple[Key, _Walk]:
 
 def definition_key(definition: Definition) -> Key | None:
     """A hashable key: equal keys give equal traces. None where that cannot be decided."""
+    return identify(definition)[0]
+
+
+def identify(definition: Definition) -> tuple[Key | None, list[torch.Tensor]]:
+    """The key, and the tensors that the functions reach where there is one, of a single walk."""
     try:
-        key, _ = _walk(definition)
+        key, walk = _walk(definition)
         hash(key)
     except (_UndecidableError, TypeError):
-        return None
-    return key
+        return None, []
+    return key, walk.tensors
 
 
 def reachable_tensors(definition: Definition) -> tuple[list[torch.Tensor], list[str], bool]:

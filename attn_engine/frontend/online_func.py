@@ -55,8 +55,8 @@ class SymbolScalar:
 class OnlineFunc:
     """A row function as block-wise updates; subclass it and write `online_fwd` and `online_fwd_epilogue`.
 
-    Gradients are derived from what these two compute: `forward`, `backward` and `combine` of a
-    subclass are accepted and not needed.
+    What these two compute must not depend on how a row is cut into blocks. Everything else is derived from them:
+    `forward`, `backward` and `combine` of a subclass are not needed, and compared with the derived ones if given.
     """
 
     def __init__(

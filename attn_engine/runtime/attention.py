@@ -14,7 +14,7 @@ from attn_engine.errors import AsyncUnsupportedError, UnsupportedOpError
 from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
-from attn_engine.frontend.identity import definition_key
+from attn_engine.frontend.identity import definition_key, identify
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver, op
@@ -22,6 +22,7 @@ from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
+from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.schedules import default_schedule, heads_of
@@ -128,11 +129,11 @@ class Attention(Inspection):
         self, q: Tensor, sizes: Sizes, rows: tuple[bool, bool], custom: Mapping[str, Tensor]
     ) -> tuple[Trace, list[Tensor]]:
         """The trace for these types and the tensors that the definition reads now; traced again only if need be."""
-        identity = definition_key(self.definition)
+        identity, reached = identify(self.definition)
         kinds = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in custom.items())
         key = (identity, q.dtype, q.device, sizes.head_dim, sizes.head_dim_v, rows, kinds)
         known = self._memory.traces.get(key) if identity is not None else None
-        captures = rebind(self.definition, known.traced, custom) if known is not None else None
+        captures = rebind(self.definition, known.traced, custom, reached) if known is not None else None
         if known is not None and captures is not None:
             return known, captures
         traced = build(
@@ -145,6 +146,7 @@ class Attention(Inspection):
             custom=custom,
             device=q.device,
         )
+        check_definition(self.definition)
         rules = capture_rules(traced.module, traced.capture_names)
         trace = Trace(replace(traced, captures=[]), str(traced.module), rules)
         if identity is not None:
