@@ -45,5 +45,11 @@ gpu:
 bench:
 	$(PYTHON) -m bench.attention --out $(OUT)
 
+# Random definitions through every path, on the CPU; failures print as code, the last line counts.
+CASES ?= 2000
+SEED ?= 0
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis
