@@ -162,7 +162,7 @@ def _attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
 
 def _check_shared(kernel: tile.KernelOp, limit: int) -> None:
     rings = [o.result.type for o in kernel.body.block.ops if isinstance(o, RingOp)]
-    need = sum(r.byte_size for r in rings if isinstance(r, BufferType))
+    need = sum(r.byte_size for r in rings)
     if need > limit:
         raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
 

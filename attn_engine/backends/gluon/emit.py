@@ -20,7 +20,9 @@ def emit(module: ModuleOp) -> str:
     """The Gluon part, then, if there are other plans, the Triton part."""
     launched = {plan: _kernels(plan) for plan in module.ops if isinstance(plan, tile.PlanOp)}
     roles = {
-        op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp) and isinstance(_last_but_end(op), RolesOp)
+        op.sym_name.data
+        for op in module.ops
+        if isinstance(op, tile.KernelOp) and isinstance(_last_but_end(op), RolesOp)
     }
     asynchronous = [plan for plan, kernels in launched.items() if kernels & roles]
     others = [plan for plan in launched if plan not in asynchronous]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.scope import Scope
@@ -51,7 +51,7 @@ def extend_for(loop: scf.ForOp, inits: Sequence[SSAValue], hints: Sequence[str])
         argument.name_hint = hint
         arguments.append(argument)
     new = scf.ForOp(loop.lb, loop.ub, loop.step, [*loop.iter_args, *inits], loop.detach_region(loop.body))
-    Rewriter.insert_op(new, _before(loop))
+    Rewriter.insert_op(new, InsertPoint.before(loop))
     _take_results(loop, new, hints)
     return new, arguments
 
@@ -74,15 +74,9 @@ def extend_while(
     types = [*(r.type for r in loop.res), *(i.type for i in inits)]
     regions = [loop.detach_region(region) for region in list(loop.regions)]
     new = scf.WhileOp([*loop.arguments, *inits], types, *regions)
-    Rewriter.insert_op(new, _before(loop))
+    Rewriter.insert_op(new, InsertPoint.before(loop))
     _take_results(loop, new, hints)
     return new, arguments
-
-
-def _before(op: Operation):
-    from xdsl.rewriter import InsertPoint
-
-    return InsertPoint.before(op)
 
 
 def _take_results(old: Operation, new: Operation, hints: Sequence[str]) -> None:
@@ -153,7 +147,7 @@ class Signature:
 
     def _relaunch(self, grid: Sequence[SSAValue], arguments: Sequence[SSAValue]) -> None:
         new = tile.LaunchOp(self.kernel.sym_name.data, grid, arguments)
-        Rewriter.insert_op(new, _before(self.launch))
+        Rewriter.insert_op(new, InsertPoint.before(self.launch))
         self.launch.detach()
         self.launch.erase()
         self.launch = new

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.passes.hopper.edit import yields
@@ -93,8 +94,9 @@ class Slice:
                 self._copy(inner, inside, mapping)
         ends = yields(op.body.block).operands
         inner.add(scf.YieldOp(*(mapping.get(ends[n], ends[n]) for n in kept)))
-        bounds = [mapping.get(v, v) for v in (op.lb, op.ub, op.step)]
-        new = scope.add(scf.ForOp(*bounds, [mapping.get(op.iter_args[n], op.iter_args[n]) for n in kept], body))
+        low, high, step = (mapping.get(v, v) for v in (op.lb, op.ub, op.step))
+        inits = [mapping.get(op.iter_args[n], op.iter_args[n]) for n in kept]
+        new = scope.add(scf.ForOp(low, high, step, inits, body))
         for n, result in zip(kept, new.results, strict=True):
             result.name_hint = op.results[n].name_hint
             mapping[op.results[n]] = result
@@ -102,8 +104,6 @@ class Slice:
 
 def is_scalar_code(op: Operation) -> bool:
     """Arithmetic on scalars, which any role may repeat."""
-    from xdsl.dialects.builtin import TensorType
-
     if not op.name.startswith(("arith.", "math.")):
         return False
     return not any(isinstance(v.type, TensorType) for v in (*op.operands, *op.results))

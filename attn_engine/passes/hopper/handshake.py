@@ -1,0 +1,106 @@
+"""Barriers by which the consumers of a ring tell its producer that slots are free, and who owns which op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.ir import Block, Operation, SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import (
+    AsyncLoadOp,
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
+    BarrierArriveOp,
+    BarrierExpectOp,
+    BarrierWaitOp,
+    MakeBarriersOp,
+    ProxyFenceOp,
+)
+from attn_engine.dialects.tile_async_memory import FetchAddOp, ReadOp, WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.dialects.tile_async_view import SlotOp, TransposedSlotOp
+from attn_engine.passes.hopper.edit import After, Before
+from attn_engine.passes.hopper.rows import walk
+
+_COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
+_COMPUTES = (
+    *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
+    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp),
+)
+
+
+@dataclass
+class Handshake:
+    """Barriers by which consumers tell the producer that slots are free; which ops belong to which side."""
+
+    block: Block
+    top: Before
+    consumers: int
+    part: SSAValue
+
+    def run(self) -> tuple[list[Operation], list[Operation]]:
+        """Adds the missing half of every handshake; the ops of the producer and of the consumers."""
+        self.produce: list[Operation] = [o for o in walk(self.block) if isinstance(o, _COPIES)]
+        self.consume: list[Operation] = [o for o in walk(self.block) if isinstance(o, _COMPUTES)]
+        waits = [o for o in walk(self.block) if isinstance(o, BarrierWaitOp)]
+        self.empty: dict[SSAValue, SSAValue] = {}
+        for expect in [o for o in self.produce if isinstance(o, BarrierExpectOp)]:
+            own = [w for w in waits if w.barriers is expect.barriers]
+            same = [w for w in own if w.index is expect.index] or own
+            self._wait_until_free(expect, same[0])
+        for op in list(self.consume):
+            self._release(op)
+        return self.produce, self.consume
+
+    def _barriers(self, full: SSAValue) -> SSAValue:
+        if full not in self.empty:
+            name = (full.name_hint or "slot").removesuffix("_full")
+            own = any(isinstance(u.operation, BarrierWaitOp) and u.operation.index is self.part for u in full.uses)
+            barriers = MakeBarriersOp(full.type.size.data, 1 if own else self.consumers)  # type: ignore[attr-defined]
+            self.empty[full] = self.top.add(barriers, f"{name}_empty").result
+        return self.empty[full]
+
+    def _wait_until_free(self, expect: BarrierExpectOp, wait: BarrierWaitOp) -> None:
+        """The slot is free one phase after the consumers' last wait for it."""
+        scope = Before(expect)
+        free = scope.add(arith.XOrIOp(wait.parity, scope.value(1)), "free").result
+        self.produce.append(scope.add(BarrierWaitOp(self._barriers(expect.barriers), expect.index, free)))
+
+    def _release(self, op: Operation) -> None:
+        """A slot is free after the fence behind a read of it, and after the wait for a product that reads it."""
+        slots: list[SSAValue] = []
+        if isinstance(op, ReadOp):
+            slots, op = [op.source], _fence_behind(op)
+        elif isinstance(op, WaitOp):
+            dots = [p.owner for p in op.pending]
+            slots = [o for d in dots for o in (d.operands if isinstance(d, Operation) else ())]
+        scope = After(op) if slots else None
+        for slot in slots:
+            found = _slot(slot)
+            full = self._full(found) if found is not None else None
+            if scope is not None and found is not None and full is not None:
+                self.consume.append(scope.add(BarrierArriveOp(self._barriers(full), found.index)))
+
+    def _full(self, slot: SlotOp) -> SSAValue | None:
+        """The barriers on which the copies into a slot's ring land."""
+        for op in self.produce:
+            if isinstance(op, AsyncLoadOp):
+                target = _slot(op.target)
+                if target is not None and target.ring is slot.ring:
+                    return op.barriers
+        return None
+
+
+def _slot(value: SSAValue) -> SlotOp | None:
+    owner = value.owner
+    if isinstance(owner, TransposedSlotOp):
+        owner = owner.source.owner
+    return owner if isinstance(owner, SlotOp) else None
+
+
+def _fence_behind(op: Operation) -> Operation:
+    following = op.next_op
+    assert isinstance(following, ProxyFenceOp), "a read of a slot that is filled again is fenced"
+    return following

@@ -1,0 +1,92 @@
+"""Generated Gluon kernels: what an assembler makes of them without a device, and texts of two levels in one."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+
+from attn_engine import library
+from attn_engine.backends.backend import get_backend
+from attn_engine.backends.gluon.build import build as build_text
+from attn_engine.backends.gluon.emit import SEPARATOR, emit
+from attn_engine.frontend import Definition, build
+from attn_engine.runtime import driver
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import Request
+from attn_engine.runtime.schedules import default_schedule
+
+pytest.importorskip("triton")
+
+
+def module(definition: Definition, wrt: tuple[str, ...] = (), d: int = 128, lse: bool = True) -> ModuleOp:
+    """What the backend emits for bf16."""
+    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d, return_lse=lse)
+    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
+    request = Request(wrt, "gluon", schedule, positive_scale=True)
+    return driver.to_tile(driver.to_attn(traced.module, wrt), request, get_backend("gluon"))
+
+
+@cache
+def assembly(definition: Definition, d: int, lse: bool = True) -> Any:
+    from attn_engine.backends.triton.gluon_ahead import compile_ahead
+
+    return compile_ahead(emit(module(definition, d=d, lse=lse)), "forward_kernel")
+
+
+def order(loop: list[str]) -> str:
+    """A loop's products (H), exponentials (E) and waits for 1 or 0 products (1, 0), without repetition."""
+    kinds = {"HGMMA": "H", "MUFU.EX2": "E", "WARPGROUP.DEPBAR": "W"}
+    letters = [(kinds[name], text) for text in loop for name in kinds if name in text]
+    names = [letter if letter != "W" else text.rsplit(",", 1)[1].strip()[-1] for letter, text in letters]
+    return re.sub(r"(.)\1+", r"\1", "".join(names))
+
+
+def check(compiled: Any, products: int) -> None:
+    """Per consumer: a loop over masked blocks as they come, and the overlapped one with the exponentials under the output."""
+    assert compiled.products == products
+    assert compiled.warnings == ()
+    assert compiled.shared <= 227 * 1024
+    assert "setmaxnreg.inc.sync.aligned.u32 \t240" in compiled.ptx
+    masked, overlapped, *others = compiled.loops()
+    assert len(others) == 2
+    assert order(masked) == "H0EH0"
+    assert order(overlapped) == "H1E0"
+
+
+# A step has D/16 products for the scores and 8 for the output of D columns; a consumer holds three steps.
+@pytest.mark.parametrize(("name", "d"), [("causal", 128), ("full", 128), ("causal", 64)])
+def test_softmax_is_scheduled_without_a_spill(name: str, d: int):
+    definition = Definition(mask_mod=library.causal) if name == "causal" else Definition()
+    compiled = assembly(definition, d)
+    check(compiled, products=2 * 3 * (d // 16 + 8))
+    assert compiled.spilled_bytes == 0
+    assert len(compiled.loops()[1]) < 500
+
+
+def test_a_row_function_without_states_is_pinned():
+    compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
+    check(compiled, products=96)
+
+
+def test_a_soft_cap_costs_instructions_only():
+    """Some values live outside of the loop's registers; none of them is a product's operand."""
+    compiled = assembly(Definition(score_mod=library.soft_cap(20.0)), 64)
+    check(compiled, products=72)
+    assert sum("LDL" in text for text in compiled.loops()[1]) < 8
+
+
+def test_the_backward_is_plain_triton():
+    found = module(Definition(mask_mod=library.causal), ("q", "k", "v"))
+    text = emit(found)
+    assert emit(Parser(driver.context(), str(found)).parse_module()) == text
+    asynchronous, others = text.split(SEPARATOR)
+    assert "warp_specialize" in asynchronous and "def forward(" in asynchronous
+    assert "def backward(" in others and "@triton.jit" in others and "gluon" not in others
+    assert set(build_text(text)) == {"forward", "backward"}
+    assert set(build_text(emit(module(Definition())))) == {"forward"}

@@ -1,0 +1,210 @@
+"""The forward through every pass to the async level, under random schedules: what it means never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+
+from attn_engine import library, pipelines
+from attn_engine.backends.gluon.legalize import SCHEDULE, supports
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.frontend import Definition, build
+from attn_engine.interpreters import tile, tile_async
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError
+from attn_engine.interpreters.tile_async_state import DeadlockError
+from attn_engine.passes.lowering.kernel import Blocks
+from attn_engine.runtime import driver
+
+D, N = 16, 64
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+DOCUMENTS = torch.arange(1000) // 90
+
+
+def far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Rows that see nothing, and then ever more keys."""
+    return q_idx >= kv_idx + 150
+
+
+@dataclass(frozen=True)
+class Case:
+    definition: Definition
+    row: Callable[[Tensor, Tensor], Tensor] = field(
+        default=lambda s, seen: s.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    )
+    """The weights, densely, from scores and visibility."""
+
+
+CASES: dict[str, Case] = {
+    "full": Case(Definition()),
+    "causal": Case(Definition(mask_mod=library.causal)),
+    "window": Case(Definition(mask_mod=library.sliding_window(100))),
+    "prefix": Case(Definition(mask_mod=library.prefix_lm(70))),
+    "dead rows": Case(Definition(mask_mod=far)),
+    "documents": Case(Definition(mask_mod=library.document(DOCUMENTS))),
+    "alibi": Case(Definition(score_mod=library.alibi(SLOPES), mask_mod=library.causal)),
+    "soft cap": Case(Definition(score_mod=library.soft_cap(2.0))),
+    "sigmoid": Case(
+        Definition(row=library.sigmoid, mask_mod=library.causal), lambda s, seen: torch.where(seen, s.sigmoid(), 0.0)
+    ),
+    "relu": Case(Definition(row=library.relu), lambda s, seen: torch.where(seen, s.relu(), 0.0)),
+    "query_mod": Case(Definition(query_mod=lambda x: x * 0.5 + 0.25, mask_mod=library.causal)),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    case: Case
+    value: ModuleOp
+    captures: list[Tensor]
+    rows: int
+
+    def scheduled(self, passes: int = len(SCHEDULE)) -> ModuleOp:
+        module = self.value.clone()
+        for spec in SCHEDULE[:passes]:
+            driver.run_passes(module, (spec,))
+            module.verify()
+        return module
+
+
+@cache
+def compiled(name: str, dtype: torch.dtype = torch.float16, blocks: Blocks | None = None) -> Compiled:
+    case, blocks = CASES[name], blocks or Blocks(128, N, 8, 2)
+    traced = build(case.definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=case.definition.row is None)
+    module = driver.to_attn(traced.module, ())
+    rows = driver.signature(module).outputs
+    convert = f"convert-attn-to-tile{{forward={blocks.m},{blocks.n},{blocks.num_warps},{blocks.num_stages}}}"
+    driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
+    return Compiled(case, module, list(traced.captures), rows)
+
+
+@cache
+def scheduled(name: str) -> ModuleOp:
+    return compiled(name).scheduled()
+
+
+def inputs(heads: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    (batch, q_heads, kv_heads), (sq, skv) = heads, sizes
+    generator = torch.Generator().manual_seed(sq + 1000 * skv)
+    q = torch.randn(batch, q_heads, sq, D, generator=generator)
+    k, v = (torch.randn(batch, kv_heads, skv, D, generator=generator) for _ in range(2))
+    return [x.half().to(dtype) for x in (q, k, v)]
+
+
+def outputs(q: Tensor, rows: int) -> list[Tensor]:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return [torch.full_like(q, torch.nan), *(torch.full(q.shape[:3], torch.nan, dtype=wide) for _ in range(rows))]
+
+
+def dense(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    definition = case.definition
+    q = definition.query_mod(q) if definition.query_mod is not None else q
+    s = q @ k.transpose(2, 3) * D**-0.5
+    index = [torch.arange(n).view([-1 if a == axis else 1 for a in range(4)]) for axis, n in enumerate(s.shape)]
+    if definition.score_mod is not None:
+        s = definition.score_mod(s, *index)
+    seen = torch.ones_like(s, dtype=torch.bool)
+    if definition.mask_mod is not None:
+        seen = seen & definition.mask_mod(*index)
+    return case.row(s, seen) @ v if k.shape[2] else torch.zeros_like(q)
+
+
+def run(module: ModuleOp, made: Compiled, operands: list[Tensor], seed: int, processors: int = 2) -> list[Tensor]:
+    results = outputs(operands[0], made.rows)
+    exact = operands[0].dtype == torch.float64
+    captures = [c.double() if exact and c.is_floating_point() else c for c in made.captures]
+    arguments = [*operands, *results, *captures, D**-0.5]
+    tile_async.run_plan(module, "forward", arguments, seed=seed, processors=processors, exact=exact)
+    return results
+
+
+def check(name: str, heads: tuple[int, int, int], sizes: tuple[int, int], seeds: range, processors: int = 2) -> None:
+    """Against dense attention in float64; what remains are constants that are rounded to f32."""
+    made, operands = compiled(name), inputs(heads, sizes)
+    want = dense(made.case, *operands)
+    for seed in seeds:
+        o, *_ = run(scheduled(name), made, operands, seed, processors)
+        torch.testing.assert_close(o, want, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_definitions(name: str):
+    check(name, (1, 4, 2), (200, 300), range(3))
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "dead rows"])
+@pytest.mark.parametrize("sizes", [(1, 1), (127, 128), (128, 127), (129, 200), (300, 129), (5, 0)])
+def test_lengths(name: str, sizes: tuple[int, int]):
+    check(name, (1, 2, 1), sizes, range(3))
+
+
+@pytest.mark.parametrize("processors", [1, 5])
+def test_one_program_and_more_than_tiles(processors: int):
+    check("causal", (1, 3, 3), (300, 300), range(2), processors)
+
+
+@pytest.mark.parametrize("name", ["causal", "sigmoid"])
+@pytest.mark.parametrize("passes", range(1, len(SCHEDULE) + 1))
+def test_every_prefix_means_the_same(name: str, passes: int):
+    """In half precision, against the value level: both round alike but for the order of blocks."""
+    made, operands = compiled(name), inputs((1, 2, 1), (200, 300), torch.float16)
+    want = outputs(operands[0], made.rows)
+    tile.run_plan(made.value, "forward", [*operands, *want, *made.captures, D**-0.5])
+    got = run(made.scheduled(passes), made, operands, seed=passes)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
+
+
+FAULTS = {
+    "slot of K never released": "tile.barrier_arrive %k_empty",
+    "copy of V not waited for": "tile.barrier_wait %v_full",
+    "tile never announced": "tile.barrier_arrive %tile_full",
+    "output stored without a fence": "tile.proxy_fence",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_op_is_found(fault: str):
+    """Every handshake that the passes make is needed: without it a schedule deadlocks or races."""
+    lines = str(scheduled("causal")).split("\n")
+    found = [n for n, line in enumerate(lines) if line.strip().startswith(FAULTS[fault])]
+    text = "\n".join(line for n, line in enumerate(lines) if n != found[-1])
+    module = Parser(driver.context(), text).parse_module()
+    made = compiled("causal")
+    operands = inputs((1, 2, 1), (200, 300))
+    with pytest.raises((AsyncProtocolError, DeadlockError)):
+        for seed in range(8):
+            run(module, made, operands, seed)
+
+
+def test_what_is_not_taken_says_why():
+    wide = Definition(key_mod=lambda x: x * 2.0)
+    three_passes = Definition(row=lambda s: torch.exp(s - s.sum()) / torch.exp(s - s.sum()).sum())
+    for definition, dtype, reason in (
+        (Definition(), torch.float32, "not f16 or bf16"),
+        (wide, torch.float16, "modifies keys"),
+        (three_passes, torch.float16, "more than one pass"),
+    ):
+        traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D)
+        module = driver.to_attn(traced.module, ())
+        driver.run_passes(module, ("convert-attn-to-tile{forward=128,64,8,2}", *pipelines.TILE_CLEANUP))
+        found = supports(module)
+        assert found is not None and reason in found
+        with pytest.raises(AsyncUnsupportedError, match=reason):
+            driver.run_passes(module, (SCHEDULE[0],))
+
+
+def test_shared_memory_is_a_reason():
+    made = compiled("full")
+    module = made.scheduled(2)
+    with pytest.raises(AsyncUnsupportedError, match="shared memory"):
+        driver.run_passes(module, ("tile-pipeline{stages=64 shared_bytes=100000}",))
