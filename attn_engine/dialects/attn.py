@@ -46,6 +46,7 @@ from attn_engine.dialects.attn_scalar import TieRuleAttr as TieRuleAttr
 from attn_engine.dialects.attn_scalar import YieldOp as YieldOp
 from attn_engine.dialects.attn_scalar import check_block as check_block
 from attn_engine.dialects.attn_scalar import check_yield as check_yield
+from attn_engine.dialects.attn_sweep import ChannelGradientsOp as ChannelGradientsOp
 from attn_engine.dialects.attn_sweep import SumHeadsOp as SumHeadsOp
 from attn_engine.dialects.attn_sweep import SweepOp as SweepOp
 from attn_engine.dialects.attn_sweep import TokenGradientsOp as TokenGradientsOp
@@ -356,6 +357,7 @@ Attn = Dialect(
         AccumulateGradOp,
         AttentionOp,
         BackwardOp,
+        ChannelGradientsOp,
         CombineYieldOp,
         EpilogueYieldOp,
         LoadOp,

@@ -24,7 +24,7 @@ from attn_engine.dialects.attn_recurrence import match_sizes
 
 @irdl_op_definition
 class SweepOp(IRDLOperation):
-    """The map of a recurrence with one log decay per token, or with `reverse` the adjoint of that map.
+    """The map of a recurrence without the delta rule, or with `reverse` the adjoint of that map.
 
     With g the log decay and w the weight (0 and 1 without them):
 
@@ -36,7 +36,7 @@ class SweepOp(IRDLOperation):
     The state starts as `initial` (S_0, or R after the last token; 0 without it) and ends as `final` (the last S, or
     the first R). `rows` are sums over the channels of `dot` * o, without w, one per token. Shapes and `bounds` are
     those of `attn.recurrence`, but each of q, k, v and dot may have fewer heads than the result: head h of H
-    reads head h // (H // own heads).
+    reads head h // (H // own heads). A log decay per channel is one per row of the state, with `columns` one per column.
 
     ```
     %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %e reverse
@@ -56,6 +56,7 @@ class SweepOp(IRDLOperation):
     bounds = opt_operand_def(TensorType)
     dot = opt_operand_def(TensorType)
     reverse = opt_prop_def(UnitAttr)
+    columns = opt_prop_def(UnitAttr)
     o = result_def(TensorType)
     final = opt_result_def(TensorType)
     rows = opt_result_def(TensorType)
@@ -63,7 +64,7 @@ class SweepOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = (
         "$q `,` $k `,` $v `scale` $scale (`decay` $decay^)? (`weight` $weight^)? (`initial` $initial^)?"
-        " (`bounds` $bounds^)? (`dot` $dot^)? (`reverse` $reverse^)? attr-dict `:` type($q) `,` type($k) `,` type($v)"
+        " (`bounds` $bounds^)? (`dot` $dot^)? (`reverse` $reverse^)? (`columns` $columns^)? attr-dict `:` type($q) `,` type($k) `,` type($v)"
         " (`decay` type($decay)^)? (`weight` type($weight)^)? (`initial` type($initial)^)? (`bounds` type($bounds)^)?"
         " (`dot` type($dot)^)? `->` type($o) (`final` type($final)^)? (`rows` type($rows)^)?"
     )
@@ -73,20 +74,21 @@ class SweepOp(IRDLOperation):
             raise VerifyException("rows are the sums that dot asks for: give both or neither")
         state = "bhkv" if self.bounds is None else "nhkv"
         sizes: dict[str, int] = {}
-        for name, shape in (
-            ("o", "bhtv"),
-            ("q", "b?tk"),
-            ("k", "b?tk"),
-            ("v", "b?tv"),
-            ("decay", "bht"),
-            ("weight", "bht"),
-            ("initial", state),
-            ("bounds", "s"),
-            ("dot", "b?tv"),
-            ("final", state),
-            ("rows", "bht"),
+        wide = "bhtk" if self.columns is None else "bhtv"
+        for name, shapes in (
+            ("o", ("bhtv",)),
+            ("q", ("b?tk",)),
+            ("k", ("b?tk",)),
+            ("v", ("b?tv",)),
+            ("decay", ("bht", wide)),
+            ("weight", ("bht",)),
+            ("initial", (state,)),
+            ("bounds", ("s",)),
+            ("dot", ("b?tv",)),
+            ("final", (state,)),
+            ("rows", ("bht",)),
         ):
-            match_sizes(name, getattr(self, name), (shape,), sizes)
+            match_sizes(name, getattr(self, name), shapes, sizes)
 
 
 @irdl_op_definition
@@ -128,6 +130,45 @@ class TokenGradientsOp(IRDLOperation):
             raise VerifyException(f"states are the final state and its gradient, got {len(self.states)}")
         if self.d_decay is not None and (self.decay is None or self.p is None):
             raise VerifyException("the gradient of a decay needs the decay and p")
+
+
+@irdl_op_definition
+class ChannelGradientsOp(IRDLOperation):
+    """The gradient of a log decay per key channel, [B, H, T, K].
+
+    ```
+    d_decay_t = sum_{s >= t} (q_s * dq_s - k_s * dk_s) + (final * d_final) summed over the value channels
+    ```
+    and 0 where the log decay is -inf. dq and dk have all heads and are f32.
+
+    ```
+    %dg = attn.channel_gradients %q, %dq, %k, %dk decay %g : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xf32>,
+      tensor<?x?x?x64xbf16>, tensor<?x?x?x64xf32> decay tensor<?x?x?x64xf32> -> tensor<?x?x?x64xf32>
+    ```
+    """
+
+    name = "attn.channel_gradients"
+    q = operand_def(TensorType)
+    dq = operand_def(TensorType)
+    k = operand_def(TensorType)
+    dk = operand_def(TensorType)
+    decay = operand_def(TensorType)
+    states = var_operand_def(TensorType)
+    bounds = opt_operand_def(TensorType)
+    result = result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$q `,` $dq `,` $k `,` $dk `decay` $decay (`states` $states^)? (`bounds` $bounds^)? attr-dict `:` type($q) `,`"
+        " type($dq) `,` type($k) `,` type($dk) `decay` type($decay) (`states` type($states)^)?"
+        " (`bounds` type($bounds)^)? `->` type($result)"
+    )
+
+    def verify_(self) -> None:
+        if len(self.states) not in (0, 2):
+            raise VerifyException(f"states are the final state and its gradient, got {len(self.states)}")
+        if self.result.type != self.decay.type:
+            raise VerifyException(f"the gradient {self.result.type} has not the type of the decay, {self.decay.type}")
 
 
 @irdl_op_definition

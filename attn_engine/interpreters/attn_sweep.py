@@ -14,7 +14,7 @@ from attn_engine.dialects import attn
 
 
 def run_sweeps(function: func.FuncOp, arguments: Sequence[Any], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """The results of a function of `attn.sweep`, `attn.token_gradients` and `attn.sum_heads`, without bounds."""
+    """The results of a function of sweeps and the ops beside them, without bounds."""
     promoted = [torch.as_tensor(a).to(dtype) for a in arguments]
     values: dict[SSAValue, Tensor] = dict(zip(function.body.block.args, promoted, strict=True))
     for op in function.body.block.ops:
@@ -31,6 +31,8 @@ def _run(op: Operation, values: dict[SSAValue, Tensor]) -> list[Tensor]:
             return _sweep(op, values)
         case attn.TokenGradientsOp():
             return _token_gradients(op, values)
+        case attn.ChannelGradientsOp():
+            return [_channel_gradients(op, values)]
         case attn.SumHeadsOp():
             value, shared = values[op.value], values[op.like].shape[1]
             return [value.unflatten(1, (shared, value.shape[1] // max(1, shared))).sum(2)]
@@ -49,7 +51,8 @@ def _sweep(op: attn.SweepOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
     state = values[op.initial] if op.initial is not None else v.new_zeros(batch, heads, q.shape[3], v.shape[3])
     outputs: dict[int, Tensor] = {}
     for t in reversed(range(tokens)) if reverse else range(tokens):
-        kept = torch.exp(g[:, :, t])[..., None, None]
+        kept = torch.exp(g[:, :, t])
+        kept = kept[..., None, None] if kept.ndim == 2 else kept.unsqueeze(-1 if op.columns is None else -2)
         added = k[:, :, t, :, None] * v[:, :, t, None, :]
         state = state + scale * added if reverse else kept * state + w[:, :, t, None, None] * added
         read = torch.einsum("bhk,bhkv->bhv", q[:, :, t], state)
@@ -76,3 +79,13 @@ def _token_gradients(op: attn.TokenGradientsOp, values: dict[SSAValue, Tensor]) 
     if op.d_weight is not None:
         results.append(r)
     return results
+
+
+def _channel_gradients(op: attn.ChannelGradientsOp, values: dict[SSAValue, Tensor]) -> Tensor:
+    decay = values[op.decay]
+    heads = decay.shape[1]
+    q, dq, k, dk = (values[x].repeat_interleave(heads // values[x].shape[1], 1) for x in (op.q, op.dq, op.k, op.dk))
+    sums = (q * dq - k * dk).flip(2).cumsum(2).flip(2)
+    if op.states:
+        sums = sums + (values[op.states[0]] * values[op.states[1]]).sum(3).unsqueeze(2)
+    return torch.where(decay.isneginf(), 0.0, sums)

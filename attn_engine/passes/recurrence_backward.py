@@ -40,13 +40,19 @@ class Adjoint:
     block: Block = field(default_factory=Block)
     args: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     results: list[SSAValue] = field(default_factory=list[SSAValue])
+    per_head: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
+    wide: bool = False
+    """Whether there is a log decay per key channel."""
 
     def build(self) -> func.FuncOp:
         self._arguments()
-        per_token = any(name in self.wrt for name in ("decay", "weight"))
+        self.wide = self.op.decay is not None and _per_channel(self.op.decay)
+        per_token = "weight" in self.wrt or ("decay" in self.wrt and not self.wide)
         p = self._queries()
         self._keys()
         r = self._values(per_token)
+        if self.wide and "decay" in self.wrt:
+            self._channels()
         if r is not None:
             self._tokens(p, r)
         order = {f"d_{name}": n for n, name in enumerate(WRT)}
@@ -86,7 +92,10 @@ class Adjoint:
         a = self.args
         like, heads = a[names[2]].type, shape_of(self.op.v.type)[1]
         batch, _, tokens, channels = shape_of(like)
-        result: Attribute = TensorType(tile.element_of(like), [batch, heads, tokens, channels])
+        summed = hint.endswith("_heads")
+        element = f32 if self.wide and summed else tile.element_of(like)
+        result: Attribute = TensorType(element, [batch, heads, tokens, channels])
+        columns = self.wide and summed
         rows: list[Attribute] = [TensorType(f32, [batch, heads, tokens])] if dot else []
         sweep = attn.SweepOp(
             operands=[
@@ -95,7 +104,10 @@ class Adjoint:
                 a[dot] if dot else None,
             ],
             result_types=[result, [final] if final else [], rows],
-            properties={"reverse": UnitAttr() if reverse else None},
+            properties={
+                "reverse": UnitAttr() if reverse else None,
+                "columns": UnitAttr() if columns else None,
+            },
         )  # fmt: skip
         sweep.o.name_hint = hint
         self.block.add_op(sweep)
@@ -105,7 +117,8 @@ class Adjoint:
         """dq = F(do, v, k), its states turned; q . dq on the way."""
         if "q" not in self.wrt and "decay" not in self.wrt:
             return None
-        sweep = self._sweep(("d_o", "v", "k"), "d_q", False, "initial_t", "q" if "decay" in self.wrt else None)
+        rows = "decay" in self.wrt and not self.wide
+        sweep = self._sweep(("d_o", "v", "k"), self._hint("q"), False, "initial_t", "q" if rows else None)
         self._finish("q", sweep.o)
         if sweep.rows is not None:
             sweep.rows.name_hint = "p"
@@ -113,8 +126,25 @@ class Adjoint:
 
     def _keys(self) -> None:
         """dk = F_reverse(v, do, q)."""
-        if "k" in self.wrt:
-            self._finish("k", self._sweep(("v", "d_o", "q"), "d_k", True, "d_final_t", None).o)
+        if "k" in self.wrt or (self.wide and "decay" in self.wrt):
+            self._finish("k", self._sweep(("v", "d_o", "q"), self._hint("k"), True, "d_final_t", None).o)
+
+    def _hint(self, name: str) -> str:
+        """The gradient itself, or one per head that is summed, or only rounded, later."""
+        return f"d_{name}_heads" if self.grouped or self.wide else f"d_{name}"
+
+    def _channels(self) -> None:
+        """The gradient of a decay per channel."""
+        a = self.args
+        states = [a["final"], a["d_final"]] if self.d_final else []
+        d = self.per_head
+        gradient = attn.ChannelGradientsOp(
+            operands=[a["q"], d["q"], a["k"], d["k"], a["decay"], states, a.get("bounds")],
+            result_types=[a["decay"].type],
+        )
+        gradient.result.name_hint = "d_decay"
+        self.block.add_op(gradient)
+        self.results.append(gradient.result)
 
     def _values(self, per_token: bool) -> SSAValue | None:
         """dv = F_reverse(k, q, do); the gradient of the first state is what the state ends as."""
@@ -135,12 +165,12 @@ class Adjoint:
 
     def _finish(self, name: str, per_head: SSAValue) -> None:
         """The gradient of a tensor whose heads may each serve several."""
+        self.per_head[name] = per_head
         if name not in self.wrt:
             return
-        if not self.grouped:
+        if not self.grouped and not self.wide:
             self.results.append(per_head)
             return
-        per_head.name_hint = f"d_{name}_heads"
         like = self.args[name]
         total = attn.SumHeadsOp(operands=[per_head, like], result_types=[like.type])
         total.result.name_hint = f"d_{name}"
@@ -149,21 +179,22 @@ class Adjoint:
 
     def _tokens(self, p: SSAValue | None, r: SSAValue) -> None:
         a = self.args
-        wanted = [[TensorType(f32, shape_of(a[n].type))] if n in self.wrt else [] for n in ("decay", "weight")]
-        states = [a["final"], a["d_final"]] if self.d_final and "decay" in self.wrt else []
+        decay = None if self.wide else a.get("decay")
+        names = [n for n in ("decay", "weight") if n in self.wrt and not (n == "decay" and self.wide)]
+        wanted = [[TensorType(f32, shape_of(a[n].type))] if n in names else [] for n in ("decay", "weight")]
+        states = [a["final"], a["d_final"]] if self.d_final and "decay" in names else []
         gradients = attn.TokenGradientsOp(
-            operands=[r, p, a.get("decay"), a.get("weight"), states, a.get("bounds")], result_types=wanted
+            operands=[r, p, decay, a.get("weight"), states, a.get("bounds")], result_types=wanted
         )
         self.block.add_op(gradients)
-        for result, name in ((gradients.d_decay, "d_decay"), (gradients.d_weight, "d_weight")):
-            if result is not None:
-                result.name_hint = name
-                self.results.append(result)
+        for result, name in zip(gradients.results, names, strict=True):
+            result.name_hint = f"d_{name}"
+            self.results.append(result)
 
 
 @dataclass(frozen=True)
 class AttnDeriveRecurrenceBackwardPass(ModulePass):
-    """Adds `@backward` to every function that holds an `attn.recurrence` with one log decay per token.
+    """Adds `@backward` to every function that holds an `attn.recurrence` without the delta rule.
 
     The map of a recurrence is linear in each of q, k and v, and the same map with its operands in other places, once
     along the tokens and once against them, gives each gradient:
@@ -179,6 +210,7 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     %d_decay = attn.token_gradients %r p %p decay %g                              sum_{s >= t} (q_s dq_s - k_s dk_s)
     ```
 
+    A log decay per channel gets its gradient from `attn.channel_gradients`, channel by channel of q dq - k dk.
     A loss on the final state starts the reversed sweeps, the last of which ends with the gradient of the
     initial state. Arguments: those of the recurrence (the initial state turned), d_o, then final, d_final and d_final turned.
     """
@@ -194,8 +226,8 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for recurrence in [o for o in op.walk() if isinstance(o, attn.RecurrenceOp)]:
-            if recurrence.beta is not None or (recurrence.decay is not None and _per_channel(recurrence.decay)):
-                raise RecurrenceFormError("the gradient of a decay per channel or of the delta rule", "chunked")
+            if recurrence.beta is not None:
+                raise RecurrenceFormError("the gradient of the delta rule", "compiled", "only its forward has one")
             function = recurrence.parent_op()
             assert function is not None
             adjoint = Adjoint(recurrence, self.wrt, self.d_final, self.grouped)

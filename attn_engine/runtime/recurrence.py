@@ -53,7 +53,7 @@ def recurrence(
         backend: by default triton on a GPU and cpu elsewhere.
 
     Differentiable in q, k, v, decay, weight and the initial state, through o and the final state, unless there is a
-    decay per channel or a beta. o has the dtype of q and the shape of v.
+    beta. o has the dtype of q and the shape of v.
 
     Raises:
         AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
@@ -139,11 +139,7 @@ def _wrt(x: Operands) -> tuple[str, ...]:
 
 
 def _check_gradients(x: Operands, wrt: tuple[str, ...]) -> None:
-    kind = x.kind(final=False)
-    if wrt and not kind.linear:
-        what = "the delta rule" if kind.beta else "a decay per channel"
+    if wrt and x.beta is not None:
         raise RecurrenceFormError(
-            f"the gradient of {what}",
-            "compiled",
-            "use torch.no_grad(), or one log decay per head and token without beta",
+            "the gradient of the delta rule", "compiled", "use torch.no_grad(), or a recurrence without beta"
         )

@@ -7,7 +7,7 @@ import torch
 
 import attn_engine
 from attn_engine.errors import RecurrenceFormError
-from tests.recurrence.support import assert_near, exact, inputs, reference
+from tests.recurrence.support import assert_near, inputs, reference
 
 
 def given(kind, tokens=20, rate=0.3, **options):
@@ -87,13 +87,8 @@ def test_packed_steps(kind):
     assert (o[:, 17:] == 0).all()
 
 
-def test_gradients_of_other_kinds_are_refused_by_name():
+def test_gradients_of_the_delta_rule_are_refused_by_name():
     x = given("delta")
     x["q"].requires_grad_()
     with pytest.raises(RecurrenceFormError, match="the gradient of the delta rule"):
         attn_engine.recurrence(**x, backend="cpu")
-    x = given("channel")
-    x["decay"].requires_grad_()
-    with pytest.raises(RecurrenceFormError, match="the gradient of a decay per channel"):
-        attn_engine.recurrence(**x, backend="cpu")
-    assert exact(x)["q"].requires_grad

@@ -18,3 +18,12 @@ func.func @gradients(%q: tensor<?x?x?x16xbf16>, %k: tensor<?x?x?x16xbf16>, %v: t
   %sum = attn.sum_heads %o like %v : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16>
   func.return %sum, %dg : tensor<?x?x?x32xbf16>, tensor<?x?x?xf32>
 }
+
+// CHECK-LABEL: func.func @channels(
+func.func @channels(%q: tensor<?x?x?x16xbf16>, %d: tensor<?x?x?x16xf32>, %v: tensor<?x?x?x32xbf16>, %scale: f32, %g: tensor<?x?x?x16xf32>) -> (tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32>) {
+  // CHECK: attn.sweep %v, %v, %q scale %scale decay %g reverse columns :
+  %o = attn.sweep %v, %v, %q scale %scale decay %g reverse columns : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16>, tensor<?x?x?x16xbf16> decay tensor<?x?x?x16xf32> -> tensor<?x?x?x16xbf16>
+  // CHECK: attn.channel_gradients %q, %d, %q, %d decay %g :
+  %dg = attn.channel_gradients %q, %d, %q, %d decay %g : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32>, tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32> decay tensor<?x?x?x16xf32> -> tensor<?x?x?x16xf32>
+  func.return %o, %dg : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32>
+}

@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Plan, global_of
-from attn_engine.passes.lowering.recurrence.gradients import TokenGradients, sum_heads
+from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Sweep, Walk
 from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
@@ -40,6 +40,10 @@ class FunctionLowering:
                         if target is not None and op.bounds is not None:
                             self._clear(target)
                     TokenGradients(self.setting, op, d_decay, d_weight).run()
+                case attn.ChannelGradientsOp():
+                    if op.bounds is not None:
+                        self._clear(self.setting.of(op.result))
+                    ChannelGradients(self.setting, op, self.setting.of(op.result)).run()
                 case attn.SumHeadsOp():
                     sum_heads(self.setting, op.value, op.like, self.setting.of(op.result))
                 case _:
@@ -80,6 +84,11 @@ class FunctionLowering:
         return values[op.o], None if op.final is None else values.get(op.final)
 
     def _sweep(self, op: attn.SweepOp) -> None:
+        if op.decay is not None and rank_of(op.decay) == 4:
+            o, final = self._results(op)
+            steps = TokenSteps(self.setting, op, o, final)
+            steps.run(self._rows(op.rows, steps))
+            return
         self._run(op, op.dot, op.reverse is not None, op.rows)
 
     def _run(
@@ -96,7 +105,7 @@ class FunctionLowering:
         )  # fmt: skip
         sweep.run(self._rows(rows, sweep))
 
-    def _rows(self, rows: SSAValue | None, sweep: Sweep) -> SSAValue | None:
+    def _rows(self, rows: SSAValue | None, sweep: Sweep | TokenSteps) -> SSAValue | None:
         if rows is None:
             return None
         sizes, splits = sweep.sizes, sweep.state.splits

@@ -105,6 +105,68 @@ class TokenGradients:
         scope.add(tile.StoreOp(value, self.kernel.take(target), where, [2], {0: view.end}))
 
 
+class ChannelGradients:
+    """One program per head of a sequence, blocks of tokens from the last to the first, all channels side by side."""
+
+    def __init__(self, setting: Setting, op: attn.ChannelGradientsOp, target: SSAValue):
+        self.setting, self.op, self.target = setting, op, target
+        size = channels_of(op.decay)
+        self.head = Head(size, padded(size, setting.form.pad))
+
+    def run(self) -> None:
+        setting, op = self.setting, self.op
+        sizes = Sizes(setting, [op.decay], op.bounds)
+        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(ROWS, ROWS, 4, 1))
+        scope = kernel.scope
+        h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
+        self.view = view = View(sizes, kernel, h, n)
+        for operand in (op.q, op.k, op.dq, op.dk):
+            view.head(operand)
+        blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(ROWS)), "blocks").result
+        start = self._end_states(scope) if op.states else scope.splat([self.head.tile], 0.0, "later")
+        _, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
+        at = body.minus(body.minus(blocks, 1, "last"), c, "block")
+        t0 = body.value(body.plus(view.begin, body.times(at, ROWS, "t0"), "t0"))
+        close(body, [self._block(body, t0, later)])
+        one = setting.plan.scope.value(1)
+        setting.kernels.append(kernel.launch([one, sizes.heads, sizes.sequences]))
+
+    def _end_states(self, scope: Scope) -> SSAValue:
+        """The sum over value channels of final * d_final."""
+        values = channels_of(self.op.states[0])
+        state = State(self.head, Head(values, COLUMNS if self.setting.form.pad else values))
+        total = scope.splat([self.head.tile], 0.0, "later")
+        for split in range(state.splits):
+            v0 = scope.value(split * state.value.tile)
+            index = [self.view.n, self.view.h]
+            final, d_final = (state.load(scope, self.view.take(x), index, v0) for x in self.op.states)
+            terms = Terms(scope, state.shape)
+            product = terms.result(terms.mul(terms.take(final, 0, 1), terms.take(d_final, 0, 1)))
+            part = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "part").result
+            terms = Terms(scope, [self.head.tile])
+            total = terms.result(terms.add(terms.take(total, 0), terms.take(part, 0)))
+        return total
+
+    def _block(self, scope: Scope, t0: SSAValue, later: SSAValue) -> SSAValue:
+        op, view, shape = self.op, self.view, [ROWS, self.head.tile]
+        zero, terms = scope.value(0), Terms(scope, shape)
+        q, dq, k, dk = (
+            terms.take(view.rows(scope, x, t0, ROWS, self.head, zero), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
+        )
+        change = terms.result(terms.sub(terms.mul(q, dq), terms.mul(k, dk)))
+        sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
+        decay = view.rows(scope, op.decay, t0, ROWS, self.head, zero)
+        terms = Terms(scope, shape)
+        gradient = terms.add(terms.take(sums, 0, 1), terms.take(later, 1))
+        kept = terms.above(terms.take(decay, 0, 1), FORGOTTEN / LOG2_E)
+        limits = {0: view.end} | ({1: scope.value(self.head.size)} if self.head.padded else {})
+        stored, index = terms.result(terms.where(kept, gradient)), [view.b, view.h, t0, zero]
+        scope.add(tile.StoreOp(stored, view.kernel.take(self.target), index, [2, 3], limits))
+        total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
+        terms = Terms(scope, [self.head.tile])
+        return terms.result(terms.add(terms.take(later, 0), terms.take(total, 0)))
+
+
 def channels_of_state(state: SSAValue) -> tuple[int, int]:
     """Key and value channels of a tensor of states."""
     return state.type.get_shape()[2], channels_of(state)  # type: ignore[union-attr]
