@@ -9,6 +9,7 @@ from attn_engine.ir.schedule import Heads, KernelSchedule, padded
 _MIB = 1 << 20
 WARPGROUP_ROWS = 64
 """Rows of a product of one warpgroup."""
+WARPGROUP_THREADS = 128
 _WARPS = 4
 _WIDE = 128
 
@@ -25,6 +26,8 @@ class AsyncSchedule:
     """Warpgroups that compute, 64 queries each."""
     consumer_registers: int = 240
     producer_registers: int = 24
+    other_registers: int = 40
+    """Of a consumer's, those that hold no block: with fewer the assembler serialises products."""
     l2_bytes: int = 8 * _MIB
     """Keys and values of the heads that run at the same time."""
     shared_bytes: int = 226 * 1024
@@ -36,6 +39,12 @@ class AsyncSchedule:
     def block_m(self) -> int:
         """Queries of a program."""
         return WARPGROUP_ROWS * self.consumers
+
+    @staticmethod
+    def registers(keys: int, channels: int, columns: int) -> int:
+        """Of a consumer's thread: scores and output in f32, queries and weights in 16 bits."""
+        words = 2 * (keys + columns) + channels + keys  # halves of a row's registers
+        return words * WARPGROUP_ROWS // (2 * WARPGROUP_THREADS)
 
     def forward(self, heads: Heads) -> KernelSchedule:
         """Blocks, warps and stages of the forward at the value level, for the passes to start from."""

@@ -189,12 +189,13 @@ def test_a_missing_op_is_found(fault: str):
 def test_what_is_not_taken_says_why():
     wide = Definition(key_mod=lambda x: x * 2.0)
     three_passes = Definition(row=lambda s: torch.exp(s - s.sum()) / torch.exp(s - s.sum()).sum())
-    for definition, dtype, reason in (
-        (Definition(), torch.float32, "not f16 or bf16"),
-        (wide, torch.float16, "modifies keys"),
-        (three_passes, torch.float16, "more than one pass"),
+    for definition, dtype, d, reason in (
+        (Definition(), torch.float32, D, "not f16 or bf16"),
+        (Definition(), torch.bfloat16, 256, "registers"),
+        (wide, torch.float16, D, "modifies keys"),
+        (three_passes, torch.float16, D, "more than one pass"),
     ):
-        traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D)
+        traced = build(definition, dtype=dtype, head_dim=d, head_dim_v=d)
         module = driver.to_attn(traced.module, ())
         driver.run_passes(module, ("convert-attn-to-tile{forward=128,64,8,2}", *pipelines.TILE_CLEANUP))
         found = supports(module)

@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Signature
 
 _MATRIX_RANK = 2
@@ -115,6 +116,7 @@ def read_forward(module: ModuleOp, plan_name: str) -> Forward:
     for step in steps:
         _check_operand(step.k)
         _check_operand(step.v)
+        _check_registers(step)
     if not steps[0].k.limits:
         raise AsyncUnsupportedError("its first loop is right for whole blocks of keys only")
     return Forward(signature, _query(steps[0].scores.a), _output(block), loops)
@@ -138,6 +140,17 @@ def _check_operand(load: tile.LoadOp) -> None:
         raise AsyncUnsupportedError(f"its operands are {tile.element_of(load.result)}, not f16 or bf16")
     if tile.ints_of(load.dims) != (2, 3):
         raise AsyncUnsupportedError("it loads operands transposed")
+
+
+def _check_registers(step: Step) -> None:
+    """Scores, output, queries and weights of a consumer live at the same time."""
+    (keys, channels), (_, columns) = tile.shape_of(step.k.result), tile.shape_of(step.v.result)
+    need = AsyncSchedule.registers(keys, channels, columns)
+    limit = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
+    if need > limit:
+        raise AsyncUnsupportedError(
+            f"{keys} keys and heads of {channels} and {columns} channels need {need} of {limit} registers"
+        )
 
 
 def _query(value: SSAValue) -> tile.LoadOp:
