@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from attn_engine.runtime.inspect import View as View
     from attn_engine.runtime.recurrence import recurrence as recurrence
     from attn_engine.runtime.recurrence import recurrence_step as recurrence_step
+    from attn_engine.runtime.recurrence_engine import LinearAttentionEngine as LinearAttentionEngine
 
 _HOME = {
     "AttnEngineError": "errors",
@@ -58,6 +59,7 @@ _HOME = {
     "View": "runtime.inspect",
     "recurrence": "runtime.recurrence",
     "recurrence_step": "runtime.recurrence",
+    "LinearAttentionEngine": "runtime.recurrence_engine",
 }
 
 __all__ = [*_HOME, "errors", "flex", "library"]  # pyright: ignore[reportUnsupportedDunderAll]

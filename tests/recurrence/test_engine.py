@@ -1,0 +1,98 @@
+"""`LinearAttentionEngine`: the definitions of the ancestors' examples, with gradients of every tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_engine import CustomIO, LinearAttentionEngine, meta_tensor
+from attn_engine.errors import CustomInputError, LayoutError, MetaMismatchError, ReturnValueError, SignatureError
+from tests.recurrence.support import assert_near, exact, inputs, leaves, reference
+
+TOKENS = 70
+
+
+def metas(heads=4, shared=4, dtype=torch.float32):
+    return [meta_tensor(2, h, "S", d, dtype=dtype) for h, d in ((shared, 16), (shared, 16), (heads, 24))]
+
+
+def given(shared=4):
+    x = inputs(TOKENS, shared=shared)
+    return {n: x[n].transpose(1, 2).contiguous() for n in ("q", "k", "v", "decay")}
+
+
+def expected(x, scale, k=None, v=None, decay=None):
+    turned = [t.transpose(1, 2) for t in (x["q"], x["k"] if k is None else k, x["v"] if v is None else v)]
+    return reference(*turned, decay=(x["decay"] if decay is None else decay).transpose(1, 2), scale=scale)
+
+
+def compare(engine, got, want, right, *custom):
+    o = engine(got["q"], got["k"], got["v"], got["decay"], *custom)
+    assert_near("o", o.detach(), right.transpose(1, 2).detach())
+    d_o = torch.randn_like(o)
+    (o * d_o).sum().backward()
+    (right.transpose(1, 2) * d_o).sum().backward()
+    for name in got:
+        assert_near(f"d_{name}", got[name].grad, want[name].grad)
+
+
+def test_simple_gla():
+    got, want = leaves(given()), exact(given())
+    engine = LinearAttentionEngine(metas(), q_mod=lambda q: q * 0.25)
+    compare(engine, got, want, expected(want, 0.25)[0])
+
+
+def test_mamba2_with_one_group():
+    x = given(shared=1) | {"A": -torch.rand(4), "dt": torch.rand(2, 4, TOKENS)}
+    x["decay"] = x["dt"].clone()
+    got, want = leaves(x), exact(x)
+    engine = LinearAttentionEngine(
+        metas(shared=1),
+        v_mod=lambda v, inputs: v * inputs["dt"],
+        decay_mod=lambda decay, inputs: decay * inputs["A"],
+        custom_io=CustomIO({"A": (1, "heads"), "dt": ("batch", "heads", "seq_len")}),
+    )
+    decay = want["decay"] * want["A"][:, None]
+    right, _ = expected(want, 1.0, v=want["v"] * want["dt"][..., None], decay=decay)
+    compare(engine, {**got, "A": got["A"]}, want, right, got["A"][None], got["dt"])
+
+
+def test_retention_and_other_layout():
+    x = inputs(TOKENS, shared=4)
+    gamma = 1 - 2.0 ** (-5 - torch.arange(4.0))
+    engine = LinearAttentionEngine(metas(), q_mod=lambda q: q / 4, decay_mod=lambda d: torch.log(d), layout="bshd")
+    decay = gamma.expand(2, TOKENS, 4)
+    o, state = engine.with_state(x["q"], x["k"], x["v"], decay, initial_state=x["initial_state"])
+    wide = {n: t.double() for n, t in x.items()}
+    right, final = reference(
+        wide["q"], wide["k"], wide["v"], gamma.double().log(), initial_state=wide["initial_state"], scale=0.25
+    )
+    assert_near("o", o, right)
+    assert_near("state", state, final)
+
+
+def test_an_input_with_channels():
+    got, want = leaves(given()), exact(given())
+    width = torch.rand(4, 16)
+    engine = LinearAttentionEngine(
+        metas(), k_mod=lambda k, inputs: torch.relu(k) * inputs["width"], custom_io=CustomIO({"width": ("heads", 16)})
+    )
+    compare(engine, got, want, expected(want, 1.0, k=torch.relu(want["k"]) * width[:, None])[0], width)
+
+
+def test_mistakes():
+    x = given()
+    with pytest.raises(LayoutError, match="'bhds' is unknown"):
+        LinearAttentionEngine(metas(), layout="bhds")
+    with pytest.raises(MetaMismatchError, match="three: q, k and v"):
+        LinearAttentionEngine(metas()[:2])
+    with pytest.raises(MetaMismatchError, match=r"q: got \(2, 4, 70, 16\)"):
+        LinearAttentionEngine(metas(shared=1))(*x.values())
+    with pytest.raises(ReturnValueError, match=r"v_mod returns shape \(2, 4, 70\)"):
+        LinearAttentionEngine(metas(), v_mod=lambda v: v.sum(-1))(*x.values())
+    with pytest.raises(SignatureError, match="k_mod takes 3 arguments"):
+        LinearAttentionEngine(metas(), k_mod=lambda k, b, h: k)(*x.values())
+    with pytest.raises(MetaMismatchError, match="got 0 tensors, the engine was made for 1: dt"):
+        LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("batch",)}))(*x.values())
+    with pytest.raises(CustomInputError, match="has a dimension 'seq_len_kv' at 0"):
+        LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("seq_len_kv",)}))(*x.values(), torch.rand(70))
