@@ -33,6 +33,10 @@ def far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return q_idx >= kv_idx + 150
 
 
+def first_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx < 8
+
+
 @dataclass(frozen=True)
 class Case:
     definition: Definition
@@ -47,6 +51,9 @@ CASES: dict[str, Case] = {
     "causal": Case(Definition(mask_mod=library.causal)),
     "window": Case(Definition(mask_mod=library.sliding_window(100))),
     "prefix": Case(Definition(mask_mod=library.prefix_lm(70))),
+    "sinks": Case(
+        Definition(mask_mod=library.or_masks(library.sliding_window(60), library.and_masks(library.causal, first_keys)))
+    ),
     "dead rows": Case(Definition(mask_mod=far)),
     "documents": Case(Definition(mask_mod=library.document(DOCUMENTS))),
     "alibi": Case(Definition(score_mod=library.alibi(SLOPES), mask_mod=library.causal)),
