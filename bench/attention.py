@@ -84,7 +84,7 @@ def measure(case: Case, backends: list[str]) -> dict[str, tuple[float, float]]:
         forward[name] = without_gradient(attend, q, k, v)
         o = attend(q, k, v)
         backward[name] = gradient(o, (q, k, v), d_o)
-    ahead, back = interleaved(forward), interleaved(backward)
+    ahead, back = interleaved(forward, 4, 3), interleaved(backward, 4, 3)
     return {name: (ahead[name], back[name]) for name in ahead}
 
 

@@ -11,6 +11,8 @@ from attn_engine.errors import ScheduleError
 
 SMALLEST_TILE = 16
 F32_BYTES = 4
+LONG = 8192
+"""From so many positions on, a schedule may differ."""
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 
 
@@ -33,7 +35,7 @@ class Heads:
     """Sizes of the heads as tiles hold them, and the element type of q, k and v.
 
     `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
-    `masked` says that a mask shortens the loops.
+    `masked` says that a mask shortens the loops, `long` that there are `LONG` positions or more.
     """
 
     qk: int
@@ -41,6 +43,7 @@ class Heads:
     dtype: str
     gathered: int = 0
     masked: bool = True
+    long: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

@@ -53,10 +53,10 @@ _WIDE: dict[int, Preferences] = {
 }
 """Elements of 32 bits, on any device."""
 
-_UNMASKED: dict[tuple[str, int, Kind], tuple[KernelSchedule, ...]] = {
+_LONG_UNMASKED: dict[tuple[str, int, Kind], tuple[KernelSchedule, ...]] = {
     ("sm_90", 128, Kind.DKDV): _kernels((64, 128, 8, 3)),
 }
-"""First choices where no mask shortens the loops: larger blocks read less."""
+"""First choices for long loops that no mask shortens: larger blocks read less."""
 
 _TABLE: dict[str, dict[int, Preferences]] = {
     "sm_80": _SM_80,
@@ -75,10 +75,9 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))
     row = table[limit]
-    unmasked = () if heads.masked or BYTES[heads.dtype] != 2 else _UNMASKED.get((arch.name, limit, kind), ())
-    shallower = (
-        replace(s, num_stages=stages) for s in (*unmasked, *row[kind]) for stages in range(s.num_stages, 0, -1)
-    )
+    is_long = heads.long and not heads.masked and BYTES[heads.dtype] == 2
+    long = _LONG_UNMASKED.get((arch.name, limit, kind), ()) if is_long else ()
+    shallower = (replace(s, num_stages=stages) for s in (*long, *row[kind]) for stages in range(s.num_stages, 0, -1))
     for schedule in (*shallower, *_SMALL):
         try:
             schedule.validate(kind, arch, heads)

@@ -30,21 +30,21 @@ def convert_spec(schedule: Schedule, pad: bool, positive_scale: bool, covered: b
     return f"convert-attn-to-tile{{{' '.join(options)}}}"
 
 
-def default_schedule(target: Target, module: ModuleOp, tf32: bool = False) -> Schedule:
+def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, long: bool = False) -> Schedule:
     """A schedule for the attention in a module that the target's device can hold."""
     if target.backend == "cpu":
         return CPU
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
-    heads = heads_of(module)
+    heads = heads_of(module, long)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
     return replace(schedule, forward=AsyncSchedule().forward(heads)) if target.backend == "gluon" else schedule
 
 
-def heads_of(module: ModuleOp) -> Heads:
+def heads_of(module: ModuleOp, long: bool = False) -> Heads:
     """What a schedule must know of the attention in a module."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
     masked = op.mask is not None and bool(op.mask.blocks)
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked)
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked, long)
 
 
 def _channels(value: SSAValue) -> int:
