@@ -130,7 +130,8 @@ def long_sequence() -> list[str]:
     ]
 
 
-def report(backends: list[str]) -> list[str]:
+def report(backends: list[str], out: Path) -> None:
+    """Writes the table row by row: a run that is cut short leaves what it measured."""
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
         f"cuDNN {torch.backends.cudnn.version()}, Python {platform.python_version()}; bf16; `python -m bench.attention`.",
@@ -144,8 +145,11 @@ def report(backends: list[str]) -> list[str]:
         for name, found in times.items():
             lines.append(row(case, name, found, times["FlexAttention"]))
             print(lines[-1], flush=True)
+        out.write_text("\n".join(lines) + "\n")
     torch.cuda.empty_cache()
-    return lines + long_sequence()
+    lines += long_sequence()
+    out.write_text("\n".join(lines) + "\n")
+    print(lines[-1])
 
 
 def main() -> None:
@@ -158,9 +162,7 @@ def main() -> None:
     # The same backward is timed again and again.
     torch._functorch.config.donated_buffer = False
     arguments.out.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(report(arguments.backends.split(",")))
-    (arguments.out / "attention.md").write_text(text + "\n")
-    print(text.splitlines()[-1])
+    report(arguments.backends.split(","), arguments.out / "attention.md")
 
 
 if __name__ == "__main__":
