@@ -47,6 +47,7 @@ from attn_engine.dialects.attn_scalar import YieldOp as YieldOp
 from attn_engine.dialects.attn_scalar import check_block as check_block
 from attn_engine.dialects.attn_scalar import check_yield as check_yield
 from attn_engine.dialects.attn_sweep import ChannelGradientsOp as ChannelGradientsOp
+from attn_engine.dialects.attn_sweep import DeltaBackwardOp as DeltaBackwardOp
 from attn_engine.dialects.attn_sweep import SumHeadsOp as SumHeadsOp
 from attn_engine.dialects.attn_sweep import SweepOp as SweepOp
 from attn_engine.dialects.attn_sweep import TokenGradientsOp as TokenGradientsOp
@@ -359,6 +360,7 @@ Attn = Dialect(
         BackwardOp,
         ChannelGradientsOp,
         CombineYieldOp,
+        DeltaBackwardOp,
         EpilogueYieldOp,
         LoadOp,
         OnlineOp,

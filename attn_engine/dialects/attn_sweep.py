@@ -190,3 +190,74 @@ class SumHeadsOp(IRDLOperation):
     def verify_(self) -> None:
         if self.like.type != self.result.type:
             raise VerifyException(f"the sum {self.result.type} has not the type of what it is like, {self.like.type}")
+
+
+@irdl_op_definition
+class DeltaBackwardOp(IRDLOperation):
+    """The gradients of a recurrence with the delta rule.
+
+    With S' = exp(g_t) S_{t-1}, u_t = v_t - S'^T k_t, D_t the gradient of S_t and R_t that of S_{t-1}:
+
+    ```
+    D_t = R_{t+1} + scale * q_t do_t^T      dq_t = scale * S_t do_t         dv_t = beta_t D_t^T k_t
+    dk_t = beta_t D_t u_t - S' dv_t         dbeta_t = k_t D_t u_t           R_t = exp(g_t) (D_t - k_t dv_t^T)
+    ```
+    and the gradient of g_t sums S' * (D_t - k_t dv_t^T), over all of the state or over the value channels.
+
+    dq and dk are f32 and have all heads. `d_final` is R after the last token (0 without it).
+
+    ```
+    %dq, %dk, %dv, %db = attn.delta_backward %q, %k, %v, %do scale %scale beta %b : tensor<?x?x?x64xbf16>,
+      tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16> beta tensor<?x?x?xf32>
+      -> tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>, tensor<?x?x?x64xbf16>, tensor<?x?x?xf32>
+    ```
+    """
+
+    name = "attn.delta_backward"
+    q = operand_def(TensorType)
+    k = operand_def(TensorType)
+    v = operand_def(TensorType)
+    d_o = operand_def(TensorType)
+    scale = operand_def(f32)
+    beta = operand_def(TensorType)
+    decay = opt_operand_def(TensorType)
+    initial = opt_operand_def(TensorType)
+    bounds = opt_operand_def(TensorType)
+    d_final = opt_operand_def(TensorType)
+    dq = result_def(TensorType)
+    dk = result_def(TensorType)
+    dv = result_def(TensorType)
+    d_beta = result_def(TensorType)
+    d_decay = opt_result_def(TensorType)
+    d_initial = opt_result_def(TensorType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$q `,` $k `,` $v `,` $d_o `scale` $scale `beta` $beta (`decay` $decay^)? (`initial` $initial^)?"
+        " (`bounds` $bounds^)? (`d_final` $d_final^)? attr-dict `:` type($q) `,` type($k) `,` type($v) `,` type($d_o)"
+        " `beta` type($beta) (`decay` type($decay)^)? (`initial` type($initial)^)? (`bounds` type($bounds)^)?"
+        " (`d_final` type($d_final)^)? `->` type($dq) `,` type($dk) `,` type($dv) `,` type($d_beta)"
+        " (`decay` type($d_decay)^)? (`initial` type($d_initial)^)?"
+    )
+
+    def verify_(self) -> None:
+        if self.d_decay is not None and (self.decay is None or self.decay.type != self.d_decay.type):
+            raise VerifyException("the gradient of a decay needs the decay, and has its type")
+        state = "bhkv" if self.bounds is None else "nhkv"
+        sizes: dict[str, int] = {}
+        for name, shapes in (
+            ("v", ("bhtv",)),
+            ("d_o", ("bhtv",)),
+            ("q", ("bgtk",)),
+            ("k", ("bgtk",)),
+            ("beta", ("bht",)),
+            ("decay", ("bht", "bhtk")),
+            ("initial", (state,)),
+            ("d_final", (state,)),
+            ("dq", ("bhtk",)),
+            ("dk", ("bhtk",)),
+            ("dv", ("bhtv",)),
+            ("d_beta", ("bht",)),
+            ("d_initial", (state,)),
+        ):
+            match_sizes(name, getattr(self, name), shapes, sizes)

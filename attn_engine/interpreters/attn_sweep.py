@@ -33,6 +33,8 @@ def _run(op: Operation, values: dict[SSAValue, Tensor]) -> list[Tensor]:
             return _token_gradients(op, values)
         case attn.ChannelGradientsOp():
             return [_channel_gradients(op, values)]
+        case attn.DeltaBackwardOp():
+            return _delta_backward(op, values)
         case attn.SumHeadsOp():
             value, shared = values[op.value], values[op.like].shape[1]
             return [value.unflatten(1, (shared, value.shape[1] // max(1, shared))).sum(2)]
@@ -89,3 +91,36 @@ def _channel_gradients(op: attn.ChannelGradientsOp, values: dict[SSAValue, Tenso
     if op.states:
         sums = sums + (values[op.states[0]] * values[op.states[1]]).sum(3).unsqueeze(2)
     return torch.where(decay.isneginf(), 0.0, sums)
+
+
+def _delta_backward(op: attn.DeltaBackwardOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
+    v, d_o, beta, scale = (values[x] for x in (op.v, op.d_o, op.beta, op.scale))
+    batch, heads, tokens, channels = v.shape
+    q, k = (values[x].repeat_interleave(heads // values[x].shape[1], 1) for x in (op.q, op.k))
+    g = values[op.decay] if op.decay is not None else v.new_zeros(batch, heads, tokens)
+    kept = torch.exp(g if g.ndim == 4 else g[..., None])[..., None]
+    zero = v.new_zeros(batch, heads, q.shape[3], channels)
+    state = values[op.initial] if op.initial is not None else zero
+    decayed, states = list[Tensor](), list[Tensor]()
+    for t in range(tokens):
+        decayed.append(kept[:, :, t] * state)
+        written = beta[:, :, t, None] * (v[:, :, t] - _read(k[:, :, t], decayed[t]))
+        state = decayed[t] + k[:, :, t, :, None] * written[:, :, None]
+        states.append(state)
+    later = values[op.d_final] if op.d_final is not None else zero
+    found: list[list[Tensor]] = []
+    for t in reversed(range(tokens)):
+        d_state = later + scale * q[:, :, t, :, None] * d_o[:, :, t, None]
+        u, through = v[:, :, t] - _read(k[:, :, t], decayed[t]), _read(k[:, :, t], d_state)
+        dv = beta[:, :, t, None] * through
+        dk = beta[:, :, t, None] * _read(u, d_state.mT) - _read(dv, decayed[t].mT)
+        before = d_state - k[:, :, t, :, None] * dv[:, :, None]
+        d_decay = (decayed[t] * before).sum((2, 3) if g.ndim == 3 else 3)
+        found.append([scale * _read(d_o[:, :, t], states[t].mT), dk, dv, (through * u).sum(-1), d_decay])
+        later = kept[:, :, t] * before
+    stacked = [torch.stack(parts[::-1], 2) for parts in zip(*found, strict=True)]
+    return [*stacked[: 4 if op.d_decay is None else 5], *([later] if op.d_initial is not None else [])]
+
+
+def _read(vector: Tensor, state: Tensor) -> Tensor:
+    return torch.einsum("bhk,bhkv->bhv", vector, state)

@@ -48,7 +48,7 @@ class ConvertRecurrenceToTilePass(ModulePass):
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         form = Form(self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32)
-        kinds = attn.RecurrenceOp | attn.SweepOp
+        kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
             if any(isinstance(o, kinds) for o in function.body.block.ops):
                 lowered: list[Operation] = lower_function(function, form)

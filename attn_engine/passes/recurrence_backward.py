@@ -13,9 +13,8 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import attn, tile
-from attn_engine.errors import RecurrenceFormError
 
-WRT = ("q", "k", "v", "decay", "weight", "initial")
+WRT = ("q", "k", "v", "decay", "beta", "weight", "initial")
 
 
 def shape_of(type_: Attribute) -> list[int]:
@@ -42,10 +41,12 @@ class Adjoint:
     results: list[SSAValue] = field(default_factory=list[SSAValue])
     per_head: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     wide: bool = False
-    """Whether there is a log decay per key channel."""
+    """Whether gradients of q and k come per head and in f32: with a log decay per channel, and with the delta rule."""
 
     def build(self) -> func.FuncOp:
         self._arguments()
+        if self.op.beta is not None:
+            return self._delta()
         self.wide = self.op.decay is not None and _per_channel(self.op.decay)
         per_token = "weight" in self.wrt or ("decay" in self.wrt and not self.wide)
         p = self._queries()
@@ -55,6 +56,10 @@ class Adjoint:
             self._channels()
         if r is not None:
             self._tokens(p, r)
+        return self._function()
+
+    def _function(self) -> func.FuncOp:
+        """The function around what has been added, its results in the order of WRT."""
         order = {f"d_{name}": n for n, name in enumerate(WRT)}
         self.results.sort(key=lambda value: order[value.name_hint or ""])
         self.block.add_op(func.ReturnOp(*self.results))
@@ -68,10 +73,10 @@ class Adjoint:
 
     def _arguments(self) -> None:
         op = self.op
-        for name in ("q", "k", "v", "scale", "decay", "weight", "initial", "bounds"):
+        for name in ("q", "k", "v", "scale", "decay", "beta", "weight", "initial", "bounds"):
             value: SSAValue | None = getattr(op, name)
             if value is not None:
-                turn = name == "initial"
+                turn = name == "initial" and op.beta is None
                 self._argument("initial_t" if turn else name, turned(value.type) if turn else value.type)
         self._argument("d_o", op.o.type)
         if self.d_final:
@@ -177,6 +182,33 @@ class Adjoint:
         self.block.add_op(total)
         self.results.append(total.result)
 
+    def _delta(self) -> func.FuncOp:
+        """The delta rule: one op for all gradients, for they share the states."""
+        a, op = self.args, self.op
+        batch, heads, tokens, value = shape_of(op.v.type)
+        per_head = TensorType(f32, [batch, heads, tokens, shape_of(op.q.type)[3]])
+        d_decay = [a["decay"].type] if "decay" in self.wrt else []
+        d_initial = [a["initial"].type] if "initial" in self.wrt else []
+        values = TensorType(tile.element_of(op.v), [batch, heads, tokens, value])
+        delta = attn.DeltaBackwardOp(
+            operands=[
+                *(a[n] for n in ("q", "k", "v", "d_o", "scale", "beta")),
+                *(a.get(n) for n in ("decay", "initial", "bounds", "d_final")),
+            ],
+            result_types=[per_head, per_head, values, a["beta"].type, d_decay, d_initial],
+        )
+        self.block.add_op(delta)
+        named = {"v": delta.dv, "beta": delta.d_beta, "decay": delta.d_decay, "initial": delta.d_initial}
+        for name, result in named.items():
+            if result is not None and name in self.wrt:
+                result.name_hint = f"d_{name}"
+                self.results.append(result)
+        self.wide = True
+        for name, result in (("q", delta.dq), ("k", delta.dk)):
+            result.name_hint = f"d_{name}_heads"
+            self._finish(name, result)
+        return self._function()
+
     def _tokens(self, p: SSAValue | None, r: SSAValue) -> None:
         a = self.args
         decay = None if self.wide else a.get("decay")
@@ -194,7 +226,7 @@ class Adjoint:
 
 @dataclass(frozen=True)
 class AttnDeriveRecurrenceBackwardPass(ModulePass):
-    """Adds `@backward` to every function that holds an `attn.recurrence` without the delta rule.
+    """Adds `@backward` to every function that holds an `attn.recurrence`.
 
     The map of a recurrence is linear in each of q, k and v, and the same map with its operands in other places, once
     along the tokens and once against them, gives each gradient:
@@ -210,7 +242,8 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     %d_decay = attn.token_gradients %r p %p decay %g                              sum_{s >= t} (q_s dq_s - k_s dk_s)
     ```
 
-    A log decay per channel gets its gradient from `attn.channel_gradients`, channel by channel of q dq - k dk.
+    A log decay per channel gets its gradient from `attn.channel_gradients`, channel by channel of q dq - k dk. With the
+    delta rule, which is not linear in k, all gradients come from `attn.delta_backward`.
     A loss on the final state starts the reversed sweeps, the last of which ends with the gradient of the
     initial state. Arguments: those of the recurrence (the initial state turned), d_o, then final, d_final and d_final turned.
     """
@@ -218,7 +251,7 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     name = "attn-derive-recurrence-backward"
 
     wrt: tuple[str, ...] = ("q", "k", "v")
-    """Which gradients: of q, k, v, decay, weight, initial."""
+    """Which gradients: of q, k, v, decay, beta, weight, initial."""
     d_final: bool = False
     """Whether the loss depends on the final state."""
     grouped: bool = True
@@ -226,8 +259,6 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for recurrence in [o for o in op.walk() if isinstance(o, attn.RecurrenceOp)]:
-            if recurrence.beta is not None:
-                raise RecurrenceFormError("the gradient of the delta rule", "compiled", "only its forward has one")
             function = recurrence.parent_op()
             assert function is not None
             adjoint = Adjoint(recurrence, self.wrt, self.d_final, self.grouped)

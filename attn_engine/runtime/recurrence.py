@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from attn_engine.errors import DtypeError, RecurrenceFormError
+from attn_engine.errors import DtypeError
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
@@ -52,8 +52,7 @@ def recurrence(
         cu_seqlens: [N + 1] integers: N sequences that follow each other in a batch of one.
         backend: by default triton on a GPU and cpu elsewhere.
 
-    Differentiable in q, k, v, decay, weight and the initial state, through o and the final state, unless there is a
-    beta. o has the dtype of q and the shape of v.
+    Differentiable in all tensors, through o and the final state. o has the dtype of q and the shape of v.
 
     Raises:
         AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
@@ -61,9 +60,7 @@ def recurrence(
     operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
     check_recurrence(operands)
     factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    wrt = _wrt(operands)
-    _check_gradients(operands, wrt)
-    stepwise = not wrt and v.shape[1] <= FEW_TOKENS
+    stepwise = v.shape[1] <= FEW_TOKENS and not _needs_gradient(operands)
     results = recurrence_op.recurrence(
         operands.q, operands.k, operands.v, *operands.optional, factor, output_final_state, stepwise, backend or ""
     )
@@ -130,16 +127,6 @@ def _operands(
     return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], _float(initial), bounds)
 
 
-def _wrt(x: Operands) -> tuple[str, ...]:
-    """What needs a gradient; empty outside of autograd."""
-    if not torch.is_grad_enabled():
-        return ()
-    named = {"q": x.q, "k": x.k, "v": x.v, "decay": x.decay, "weight": x.weight, "initial": x.initial, "beta": x.beta}
-    return tuple(name for name, tensor in named.items() if tensor is not None and tensor.requires_grad)
-
-
-def _check_gradients(x: Operands, wrt: tuple[str, ...]) -> None:
-    if wrt and x.beta is not None:
-        raise RecurrenceFormError(
-            "the gradient of the delta rule", "compiled", "use torch.no_grad(), or a recurrence without beta"
-        )
+def _needs_gradient(x: Operands) -> bool:
+    tensors = [x.q, x.k, x.v, *x.optional]
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

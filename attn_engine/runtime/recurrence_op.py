@@ -140,6 +140,7 @@ def recurrence_backward(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     weight: Tensor | None,
     initial: Tensor | None,
     bounds: Tensor | None,
@@ -151,12 +152,12 @@ def recurrence_backward(
     wrt: str,
 ) -> list[Tensor]:
     """The gradients with respect to the operands named in `wrt`, in its order."""
-    inputs = {"q": q, "k": k, "v": v, "decay": decay, "weight": weight, "initial": initial}
+    inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     results = _gradient_results(inputs, wrt)
-    x = Operands(q, k, v, decay, None, weight, initial, bounds)
+    x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     compiled = compilation(x, False, False, backend, tuple(wrt.split()))
-    turned = None if initial is None else initial.transpose(2, 3)
-    given = [x for x in (decay, weight, turned, bounds) if x is not None]
+    start = initial.transpose(2, 3) if initial is not None and beta is None else initial
+    given = [x for x in (decay, beta, weight, start, bounds) if x is not None]
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]
     compiled.backward(d_final is not None)(q, k, v, scale, *given, d_o, *states, *results)
     return results
@@ -168,6 +169,7 @@ def _(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    beta: Tensor | None,
     weight: Tensor | None,
     initial: Tensor | None,
     bounds: Tensor | None,
@@ -178,7 +180,7 @@ def _(
     backend: str,
     wrt: str,
 ) -> list[Tensor]:
-    inputs = {"q": q, "k": k, "v": v, "decay": decay, "weight": weight, "initial": initial}
+    inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     return _gradient_results(inputs, wrt)
 
 
@@ -186,19 +188,32 @@ ARGUMENTS = ("q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "sca
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q, k, v, decay, _beta, weight, initial, bounds, scale, _final, _stepwise, backend = inputs
-    ctx.save_for_backward(q, k, v, decay, weight, initial, bounds, *output[1:])
+    q, k, v, decay, beta, weight, initial, bounds, scale, _final, _stepwise, backend = inputs
+    ctx.save_for_backward(q, k, v, decay, beta, weight, initial, bounds, *output[1:])
     ctx.scale, ctx.backend, ctx.shape = scale, backend, output[0].shape
 
 
 def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     wrt = [name for name, needed in zip(ARGUMENTS, ctx.needs_input_grad, strict=True) if needed]
-    q, k, v, decay, weight, initial, bounds, *rest = ctx.saved_tensors
+    q, k, v, decay, beta, weight, initial, bounds, *rest = ctx.saved_tensors
     d_o = grads[0] if grads[0] is not None else v.new_zeros(ctx.shape)
     d_final = grads[1] if len(grads) > 1 else None
     final = rest[0] if d_final is not None else None
     found = recurrence_backward(
-        q, k, v, decay, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend, " ".join(wrt)
+        q,
+        k,
+        v,
+        decay,
+        beta,
+        weight,
+        initial,
+        bounds,
+        d_o.to(v.dtype),
+        final,
+        d_final,
+        ctx.scale,
+        ctx.backend,
+        " ".join(wrt),
     )
     named = dict(zip(wrt, found, strict=True))
     return tuple(named.get(name) for name in ARGUMENTS)

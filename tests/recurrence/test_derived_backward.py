@@ -1,5 +1,7 @@
 """The derived backward function, as the interpreter reads it, against autograd of the recurrence in fp64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,4 +37,28 @@ def test_equals_autograd_of_the_recurrence(shared, d_final, decay):
     states = [final.detach(), d_state, d_state.transpose(2, 3)] if d_final else []
     got = run_sweeps(backward, [q, k, v, 0.5, g, w, s.transpose(2, 3), d_o, *states])
     for name, found, right in zip(WRT, got, want, strict=True):
+        torch.testing.assert_close(found, right, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("decay", ["", "token", "channel"])
+def test_the_delta_rule(decay):
+    kind = Kind(torch.float64, 3, 5, decay, beta=True, initial=True, final=True)
+    names = ("q", "k", "v", *(["decay"] if decay else []), "beta", "initial")
+    module = build_recurrence(replace(kind, dtype=torch.float32))
+    run_passes(module, (f"attn-derive-recurrence-backward{{wrt={','.join(names)} d_final=true}}",))
+    forward, backward = module.body.block.ops
+    randn = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
+    x = {"q": randn(2, 2, 9, 3), "k": randn(2, 2, 9, 3), "v": randn(2, 4, 9, 5), "beta": torch.rand(2, 4, 9).double()}
+    x["initial"] = randn(2, 4, 3, 5)
+    if decay:
+        x["decay"] = -torch.rand(2, 4, 9, *([3] if decay == "channel" else [])).double()
+    x = {name: x[name].requires_grad_() for name in names}
+    o, final = run_recurrence(
+        forward, x["q"], x["k"], x["v"], 0.5, decay=x.get("decay"), beta=x["beta"], initial=x["initial"]
+    )
+    d_o, d_state = torch.randn_like(o), torch.randn_like(final)
+    want = torch.autograd.grad((o * d_o).sum() + (final * d_state).sum(), list(x.values()))
+    plain = [t.detach() for t in x.values()]
+    arguments = [*plain[:3], 0.5, *plain[3:], d_o, final.detach(), d_state, d_state.transpose(2, 3)]
+    for name, found, right in zip(names, run_sweeps(backward, arguments), want, strict=True):
         torch.testing.assert_close(found, right, msg=lambda m, name=name: f"{name}: {m}")

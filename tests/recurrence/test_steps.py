@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import attn_engine
-from attn_engine.errors import RecurrenceFormError
 from tests.recurrence.support import assert_near, inputs, reference
 
 
@@ -85,10 +84,3 @@ def test_packed_steps(kind):
         assert_near("o", o[:, part], right_o)
         assert_near("final", final[n : n + 1], right_final)
     assert (o[:, 17:] == 0).all()
-
-
-def test_gradients_of_the_delta_rule_are_refused_by_name():
-    x = given("delta")
-    x["q"].requires_grad_()
-    with pytest.raises(RecurrenceFormError, match="the gradient of the delta rule"):
-        attn_engine.recurrence(**x, backend="cpu")

@@ -27,3 +27,10 @@ func.func @channels(%q: tensor<?x?x?x16xbf16>, %d: tensor<?x?x?x16xf32>, %v: ten
   %dg = attn.channel_gradients %q, %d, %q, %d decay %g : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32>, tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32> decay tensor<?x?x?x16xf32> -> tensor<?x?x?x16xf32>
   func.return %o, %dg : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xf32>
 }
+
+// CHECK-LABEL: func.func @delta(
+func.func @delta(%q: tensor<?x?x?x16xbf16>, %v: tensor<?x?x?x32xbf16>, %scale: f32, %b: tensor<?x?x?xf32>, %s: tensor<?x?x16x32xf32>) -> tensor<?x?x16x32xf32> {
+  // CHECK: attn.delta_backward %q, %q, %v, %v scale %scale beta %b decay %b initial %s d_final %s :
+  %dq, %dk, %dv, %db, %dg, %ds = attn.delta_backward %q, %q, %v, %v scale %scale beta %b decay %b initial %s d_final %s : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xbf16>, tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> beta tensor<?x?x?xf32> decay tensor<?x?x?xf32> initial tensor<?x?x16x32xf32> d_final tensor<?x?x16x32xf32> -> tensor<?x?x?x16xf32>, tensor<?x?x?x16xf32>, tensor<?x?x?x32xbf16>, tensor<?x?x?xf32> decay tensor<?x?x?xf32> initial tensor<?x?x16x32xf32>
+  func.return %ds : tensor<?x?x16x32xf32>
+}

@@ -9,10 +9,12 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Plan, global_of
+from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Sweep, Walk
 from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
+from attn_engine.passes.lowering.scope import Index
 
 
 def lower_function(function: func.FuncOp, form: Form) -> list[Operation]:
@@ -44,6 +46,8 @@ class FunctionLowering:
                     if op.bounds is not None:
                         self._clear(self.setting.of(op.result))
                     ChannelGradients(self.setting, op, self.setting.of(op.result)).run()
+                case attn.DeltaBackwardOp():
+                    self._delta(op)
                 case attn.SumHeadsOp():
                     sum_heads(self.setting, op.value, op.like, self.setting.of(op.result))
                 case _:
@@ -113,6 +117,22 @@ class FunctionLowering:
         self.setting.values[rows] = self.setting.temporary(shape, f32, rows.name_hint or "rows")
         self.setting.splits[rows] = splits
         return self.setting.values[rows]
+
+    def _delta(self, op: attn.DeltaBackwardOp) -> None:
+        setting, sizes = self.setting, Sizes(self.setting, [op.v], op.bounds)
+        leading: list[Index] = [sizes.batch, sizes.heads, sizes.tokens]
+        for result, like in ((op.dq, op.q), (op.dk, op.k), (op.dv, op.v), (op.d_beta, None)):
+            if result not in setting.values:
+                channels = [] if like is None else [channels_of(like)]
+                setting.values[result] = setting.temporary(
+                    [*leading, *channels], tile.element_of(result), "d_temporary"
+                )
+        optional = [None if r is None else setting.values.get(r) for r in (op.d_decay, op.d_initial)]
+        main = [setting.of(r) for r in (op.dq, op.dk, op.dv, op.d_beta)]
+        for target in (*main, optional[0]):
+            if op.bounds is not None and target is not None:
+                self._clear(target)
+        DeltaBackward(setting, op, Results(*main, *optional)).run()
 
     def _clear(self, target: SSAValue) -> None:
         """Tokens past the last bound belong to no sequence: nobody else writes them."""
