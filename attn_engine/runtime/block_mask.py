@@ -100,7 +100,8 @@ def _visible_rows(
     batch, head, queries, key = (i.to(device) for i in index_grid(*shape))
     for start in range(0, shape[2], block):
         query = queries[:, :, start : start + block]
-        (visible,) = run_region(region.block, [batch, head, query, key, *captures], oracle_dtypes())
+        with torch.device(device):
+            (visible,) = run_region(region.block, [batch, head, query, key, *captures], oracle_dtypes())
         yield visible.to(device).expand(*shape[:2], query.shape[2], shape[3])
 
 

@@ -11,7 +11,8 @@ from xdsl.parser import Parser
 
 from attn_engine import pipelines
 from attn_engine.dialects.attn import AttentionOp, BackwardOp, RowReduceOp
-from attn_engine.ir.expression import show
+from attn_engine.ir.expression import show, show_atom
+from attn_engine.ir.separation import Separation
 from attn_engine.passes.online_plan import OnlinePlan, OnlineReport, plan_online
 from attn_engine.runtime import driver
 from attn_engine.runtime.attention import Attention
@@ -27,7 +28,7 @@ def explain(definition: Attention, view: View) -> str:
     attention = next(o for o in module.walk() if isinstance(o, AttentionOp))
     _name_reductions(attention)
     plan = plan_online(attention.row.block)
-    lines = [*_reductions(attention, plan), *_loops(plan.report()), *_saved(attention, plan)]
+    lines = [*_reductions(attention, plan), *_loops(plan.report()), *_combine(plan), *_saved(attention, plan)]
     return "\n".join([*lines, *_backward(backward)])
 
 
@@ -88,6 +89,22 @@ def _loops(report: OnlineReport) -> Iterator[str]:
         yield f"  loop {verdict.level}: {verdict.node}: {why}"
     yield f"rescaled in the loop by: {', '.join(report.rescale) or 'nothing'}"
     yield f"epilogue: o = accumulator * {report.epilogue}"
+
+
+def _combine(plan: OnlinePlan) -> Iterator[str]:
+    """How the results of two parts of the keys become one."""
+    for state in plan.states:
+        kind, scales = state.kind.value, _scales(state.separation)
+        merged = f"the {kind} of both" if kind in ("max", "min") else "both added"
+        yield f"parts combine: {show_atom(state.atom)}: {merged}" + (f", each {scales}" if scales else "")
+    scales = _scales(plan.weight)
+    yield "parts combine: accumulators are added" + (f", each {scales}" if scales else " as they are")
+
+
+def _scales(separation: Separation) -> str:
+    """The factor that brings a part to the scale of both."""
+    terms = [f"({show(s.coefficient)}) * ({show_atom(s.atom)} of the part - of both)" for s in separation.stabilisers]
+    return f"times exp({' + '.join(terms)})" if terms else ""
 
 
 def _saved(attention: AttentionOp, plan: OnlinePlan) -> Iterator[str]:

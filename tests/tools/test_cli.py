@@ -178,6 +178,8 @@ def test_explains_softmax(run):
         "1 loop over the keys:",
         "rescaled in the loop by: exp(-(1) * max)",
         "epilogue: o = accumulator * sum^-1",
+        "parts combine: max: the max of both",
+        "parts combine: sum: both added, each times exp((1) * (max of the part - of both))",
         "backward saves, per row: saved0 = max + log(sum)",
         "gradients of captures: slopes",
     ):
