@@ -54,6 +54,34 @@ def test_torch_block_masks_of_them_mean_the_same(name: str):
     assert mask_of(theirs) is case.mask_mod
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_causal_block_mask_made_without_evaluation(separate: bool):
+    from attn_gym.masks.causal import causal_mask, create_causal_block_mask_fast
+
+    mask = create_causal_block_mask_fast(None, None, 48, 48, device="cpu", block_size=16, separate_full_blocks=separate)
+    assert mask_of(mask) is causal_mask
+
+
+@pytest.mark.parametrize("sizes", [None, [8, 8, 5, 8, 8, 3]])
+def test_block_masks_whose_table_says_what_the_function_does_not(sizes: list[int] | None):
+    """Video sparse attention: which tiles were selected stands in the table only."""
+    from attn_gym.masks import create_vsa_block_mask
+
+    generator = torch.Generator().manual_seed(1)
+    selected = torch.rand((2, 4, 6, 6), generator=generator).argsort(-1)[..., :3].to(torch.int32)
+    mask = create_vsa_block_mask(selected, 8, 6, None if sizes is None else torch.tensor(sizes))
+    visible = torch.zeros(2, 4, 48, 48, dtype=torch.bool)
+    for b, h, tile, rank in torch.cartesian_prod(*map(torch.arange, (2, 4, 6, 3))).tolist():
+        first = 8 * int(selected[b, h, tile, rank])
+        visible[b, h, 8 * tile : 8 * tile + 8, first : first + (8 if sizes is None else sizes[first // 8])] = True
+    q, k, v = (torch.randn((2, 4, 48, 16), generator=generator).requires_grad_() for _ in range(3))
+    o = flex_attention(q, k, v, block_mask=mask)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5)
+    for got, right in zip(*(torch.autograd.grad(x.square().sum(), [q, k, v]) for x in (o, want)), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_exceptions_are_refused_with_their_reason(name: str):
     make, error, reason = EXCEPTIONS[name]
