@@ -77,8 +77,10 @@ def dots(block: Block) -> list[tile.DotOp]:
 def step_of(block: Block) -> Step:
     """The products of a block that holds one step."""
     found = dots(block)
-    if len(found) != _PRODUCTS:
+    if len(found) == 1:
         raise AsyncUnsupportedError("its row function takes more than one pass over the keys")
+    if len(found) != _PRODUCTS:
+        raise AsyncUnsupportedError(f"a block of keys takes part in {len(found)} products instead of two")
     scores, output = found
     turned = scores.b.owner
     if not isinstance(turned, tile.TransposeOp) or not isinstance(turned.value.owner, tile.LoadOp):

@@ -68,6 +68,8 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
         # Without a full block the full run is empty and the masked one is everything.
         first = scope.choose_less(full_from, full_to, full_from, lo, "full_lo")
         second = scope.choose_less(full_from, full_to, full_to, lo, "full_hi")
+        if isinstance(full_lo, int) and isinstance(full_hi, int) and full_hi <= full_lo:
+            first = second = lo  # known before anything runs: no loop over full blocks
         yield from (span for span in _both(scope, lo, first, second, hi) if not span.is_empty)
         done = hi
 
