@@ -80,6 +80,8 @@ class JointCode:
         score = arguments.x
         if op.score_mod is not None:
             score = results_of(graph.inline(op.score_mod.block, [score, *context]), op.score_mod.block)[0]
+        # To the forward pass a score differs from key to key, even where this one happens not to.
+        graph.needs[score] |= Needs.ELEMENT
         found = graph.inline(op.row.block, [score, *context], decide)
         weight, *outputs = results_of(found, op.row.block)
         origin = {new: old for old, new in reversed(found.items())}

@@ -231,3 +231,10 @@ def test_b106_b107_sinks(backend: str, sink: float, skv: int):
     assert all(value.isfinite().all() for value in found.values())
     if not skv:
         assert found["o"].eq(0).all()
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_scores_that_depend_on_no_key(backend: str):
+    """All scores of a row alike, from a capture alone: to the loops over keys they are scores like any other."""
+    make = lambda t: {"score_mod": lambda s, b, h, i, j: torch.clamp(t[h], -1.5, 1.5), "mask_mod": library.causal}  # noqa: E731
+    check(make, qkv(sq=20), {"t": randn(2)}, backend, schedule=SMALL)
