@@ -17,7 +17,9 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 KEPT = 32
 """Tokens between two states that are kept: as many states are in work at a time."""
-WARPS = 8
+PER_WARP = 1024
+"""Numbers of a state for each warp: 32 for a thread, of which a step holds several such parts."""
+MOST_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class DeltaBackward:
         form, key, value = setting.form, channels_of(op.q), channels_of(op.v)
         self.sizes = sizes = Sizes(setting, [op.v], op.bounds)
         self.state = State(Head(key, padded(key, form.pad)), Head(value, padded(value, form.pad)))
+        self.warps = min(MOST_WARPS, max(4, self.state.key.tile * self.state.value.tile // PER_WARP))
         scope = setting.plan.scope
         slots: Index = setting.blocks(sizes.tokens, KEPT, "slots")
         if op.bounds is not None:
@@ -53,7 +56,7 @@ class DeltaBackward:
 
     def _open(self, suffix: str) -> tuple[Kernel, Scope]:
         plan, op = self.setting.plan, self.op
-        kernel = Kernel(f"{plan.name}_{suffix}", plan, Blocks(0, 0, WARPS, 1))
+        kernel = Kernel(f"{plan.name}_{suffix}", plan, Blocks(0, 0, self.warps, 1))
         h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
         self.kernel, self.view = kernel, View(self.sizes, kernel, h, n)
         for operand in (op.q, op.k, op.v, op.d_o):
@@ -195,7 +198,7 @@ class DeltaBackward:
         v, d_o = self._value(scope, op.v, t), self._value(scope, op.d_o, t)
         u = self._written(scope, decayed, k, v)
         d_state = self._plus(scope, later, q, d_o, scale)
-        reading = self._sum(scope, self._after(scope, t, decayed, k, u), d_o, 1)
+        reading = self._reading(scope, decayed, d_o, k, u, beta)
         self._scaled(scope, reading, scale, self.results.dq, t, state.key)
         through = self._sum(scope, d_state, k, 0)
         dv = self._scaled(scope, through, beta, self.results.dv, t, state.value)
@@ -211,6 +214,18 @@ class DeltaBackward:
         if self.results.d_decay is not None:
             self._decay_gradient(scope, t, decayed, before)
         return self._decayed(scope, t, before)
+
+    def _reading(
+        self, scope: Scope, decayed: SSAValue, d_o: SSAValue, k: SSAValue, u: SSAValue, beta: SSAValue
+    ) -> SSAValue:
+        """S d_o = S' d_o + beta k (u . d_o): the state after the token need not be made."""
+        terms = Terms(scope, [self.state.value.tile])
+        product = terms.result(terms.mul(terms.take(u, 0), terms.take(d_o, 0)))
+        both = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 0), "both").result
+        read = self._sum(scope, decayed, d_o, 1)
+        terms = Terms(scope, [self.state.key.tile])
+        own = terms.mul(terms.mul(terms.take(k, 0), terms.take(beta)), terms.take(both))
+        return terms.result(terms.add(terms.take(read, 0), own))
 
     def _scaled(
         self, scope: Scope, vector: SSAValue, factor: SSAValue, target: SSAValue, t: SSAValue, head: Head

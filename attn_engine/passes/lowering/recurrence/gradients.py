@@ -17,6 +17,8 @@ TOKENS = 512
 """Tokens per step of the running sum."""
 COLUMNS = 32
 ROWS = 64
+WIDE_ROWS = 32
+"""Tokens per step where every channel has a running sum."""
 
 
 class TokenGradients:
@@ -116,17 +118,17 @@ class ChannelGradients:
     def run(self) -> None:
         setting, op = self.setting, self.op
         sizes = Sizes(setting, [op.decay], op.bounds)
-        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(ROWS, ROWS, 4, 1))
+        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(WIDE_ROWS, WIDE_ROWS, 4, 1))
         scope = kernel.scope
         h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
         self.view = view = View(sizes, kernel, h, n)
         for operand in (op.q, op.k, op.dq, op.dk):
             view.head(operand)
-        blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(ROWS)), "blocks").result
+        blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(WIDE_ROWS)), "blocks").result
         start = self._end_states(scope) if op.states else scope.splat([self.head.tile], 0.0, "later")
         _, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
         at = body.minus(body.minus(blocks, 1, "last"), c, "block")
-        t0 = body.value(body.plus(view.begin, body.times(at, ROWS, "t0"), "t0"))
+        t0 = body.value(body.plus(view.begin, body.times(at, WIDE_ROWS, "t0"), "t0"))
         close(body, [self._block(body, t0, later)])
         one = setting.plan.scope.value(1)
         setting.kernels.append(kernel.launch([one, sizes.heads, sizes.sequences]))
@@ -148,14 +150,14 @@ class ChannelGradients:
         return total
 
     def _block(self, scope: Scope, t0: SSAValue, later: SSAValue) -> SSAValue:
-        op, view, shape = self.op, self.view, [ROWS, self.head.tile]
+        op, view, shape = self.op, self.view, [WIDE_ROWS, self.head.tile]
         zero, terms = scope.value(0), Terms(scope, shape)
         q, dq, k, dk = (
-            terms.take(view.rows(scope, x, t0, ROWS, self.head, zero), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
+            terms.take(view.rows(scope, x, t0, WIDE_ROWS, self.head, zero), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
         )
         change = terms.result(terms.sub(terms.mul(q, dq), terms.mul(k, dk)))
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        decay = view.rows(scope, op.decay, t0, ROWS, self.head, zero)
+        decay = view.rows(scope, op.decay, t0, WIDE_ROWS, self.head, zero)
         terms = Terms(scope, shape)
         gradient = terms.add(terms.take(sums, 0, 1), terms.take(later, 1))
         kept = terms.above(terms.take(decay, 0, 1), FORGOTTEN / LOG2_E)
