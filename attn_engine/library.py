@@ -64,8 +64,8 @@ def softmax_centred(s: Any) -> Any:
 def log_cosh_softmax(s: Any) -> Any:
     """exp(s - c) with c = log(sum cosh s): a softmax whose normaliser counts both tails."""
     m = s.abs().amax()
-    c = m + torch.log(0.5 * (torch.exp(s - m) + torch.exp(-s - m)).sum())
-    return torch.exp(s - c)
+    e = torch.exp(s - m)
+    return e / (0.5 * (e.sum() + torch.exp(-s - m).sum()))
 
 
 def sigmoid(s: Any) -> Any:
