@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask as torch_create
 
+import attn_engine
 from attn_engine.flex import AuxRequest, create_block_mask, flex_attention
 from attn_engine.runtime.block_mask import mask_of
 from tests.flex.gym import EXCEPTIONS, GYM, PAGE, UNMASKED, Case, covered, dense, generators, page
+from tests.support.engines import INTERPRETED, SMALL, blocks
 
 pytest.importorskip("attn_gym")
 
@@ -41,6 +43,22 @@ def test_forward_and_backward_equal_the_dense_reference(name: str):
     d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(4))
     got = torch.autograd.grad(o, [q, k, v, *case.parameters], d_o)
     right = torch.autograd.grad(want[0], [*exact, *case.parameters], d_o.double())
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["latent attention, rotary part", "video sparse attention"])
+def test_triton_text_of_vectors_of_captures(name: str):
+    case = GYM[name]()
+    q, k, v = leaves(case, torch.float32)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    want = dense(*exact, case)[0]
+    with blocks(SMALL):
+        attend = attn_engine.compile(score_mod=case.score_mod, mask_mod=case.mask_mod, backend=INTERPRETED)
+        o = attend(q, k, v)
+        got = torch.autograd.grad(o.sum(), [q, k, v, *case.parameters])
+    torch.testing.assert_close(o.double(), want, rtol=2e-5, atol=2e-5)
+    right = torch.autograd.grad(want.sum(), [*exact, *case.parameters])
     for a, b in zip(got, right, strict=True):
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-4)
 
