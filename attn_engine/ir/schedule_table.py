@@ -37,8 +37,8 @@ _SM_90: dict[int, Preferences] = {
     256: _preferences(_kernels((128, 32, 8, 2)), _kernels((64, 32, 8, 2)), _kernels((32, 64, 8, 1))),
 }
 _SM_80: dict[int, Preferences] = {
-    64: _preferences(_kernels((128, 64, 4, 3)), _kernels((64, 32, 4, 3)), _kernels((32, 64, 4, 3))),
-    128: _preferences(_kernels((128, 64, 8, 2), (64, 64, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
+    64: _preferences(_kernels((128, 64, 8, 2)), _kernels((64, 32, 4, 3)), _kernels((32, 64, 4, 3))),
+    128: _preferences(_kernels((64, 64, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
     256: _preferences(_kernels((64, 32, 4, 2)), _kernels((32, 32, 4, 2)), _kernels((32, 32, 4, 2))),
 }
 _CDNA: dict[int, Preferences] = {

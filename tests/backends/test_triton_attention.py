@@ -122,18 +122,19 @@ def test_forward_and_backward(element: str, dtype: torch.dtype, tolerance: float
 
 
 @pytest.mark.parametrize(
-    ("arch", "names"),
+    ("arch", "forward", "names"),
     [
-        ("sm_80", ["forward_kernel"]),
-        ("gfx942", ["forward_kernel"]),
-        ("sm_90", ["forward_kernel", "backward_rows", "backward_dq"]),
+        ("sm_80", "128,64,8,2", ["forward_kernel"]),
+        ("gfx90a", "64,64,4,2", ["forward_kernel"]),
+        ("gfx942", "64,64,4,2", ["forward_kernel"]),
+        ("sm_90", "64,64,4,2", ["forward_kernel", "backward_rows", "backward_dq", "backward_dkdv"]),
     ],
 )
 def test_kernels_compile_ahead(
-    arch: str, names: list[str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    arch: str, forward: str, names: list[str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
-    source = emit(lower(attention("bf16", 64, mask=MASK), "forward=64,64,4,2 dq=64,32,4,2 dkdv=32,64,4,2"))
+    source = emit(lower(attention("bf16", 64, mask=MASK), f"forward={forward} dq=64,32,4,2 dkdv=32,64,4,2"))
     for name in names:
         kernel = compile_ahead(source, name, get_arch(arch))
         assert kernel.wgmma + kernel.mma + kernel.mfma > 0 or "rows" in name
