@@ -22,14 +22,14 @@ COLUMNS = 16
 
 
 class Pieces:
-    """Temporaries [N, H, pieces, K, V] of states and [N, H, pieces] of decays."""
+    """Temporaries [N, H, pieces, K, V] of states and [N, H, pieces, splits] of decays: each program has its own to write."""
 
     def __init__(self, setting: Setting, sizes: Sizes, state: State, name: str):
         self.setting, self.sizes, self.state, self.name = setting, sizes, state, name
         self.count = setting.form.pieces
         leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
         self.states = setting.temporary([*leading, state.key.size, state.value.size], f32, "states")
-        self.totals = setting.temporary(leading, f32, "totals")
+        self.totals = setting.temporary([*leading, state.splits], f32, "totals")
 
     def range(self, scope: Scope, chunks: SSAValue, piece: Index) -> tuple[Index, Index]:
         """The chunks of a piece."""
@@ -38,10 +38,13 @@ class Pieces:
         lo = scope.value(scope.smaller(lo, chunks, "lo"))
         return lo, scope.smaller(scope.plus(lo, each, "hi"), chunks, "hi")
 
-    def store(self, scope: Scope, view: View, state: SSAValue, total: SSAValue, piece: Index, v0: SSAValue) -> None:
+    def store(
+        self, scope: Scope, view: View, found: tuple[SSAValue, SSAValue], piece: Index, split: SSAValue, v0: SSAValue
+    ) -> None:
+        """The state that a piece adds, and its total decay."""
         index = [view.n, view.h, scope.value(piece)]
-        self.state.store(scope, state, view.kernel.take(self.states), index, v0)
-        scope.add(tile.StoreOp(total, view.kernel.take(self.totals), index, []))
+        self.state.store(scope, found[0], view.kernel.take(self.states), index, v0)
+        scope.add(tile.StoreOp(found[1], view.kernel.take(self.totals), [*index, split], []))
 
     def load(self, scope: Scope, view: View, piece: Index, v0: SSAValue) -> SSAValue:
         """The state before a piece, once they have been passed on."""
@@ -65,7 +68,7 @@ class Pieces:
         piece = body.value(body.minus(self.count - 1, c, "piece") if walk.reverse else c)
         states, index = kernel.take(self.states), [n, h, piece]
         added = state.load(body, states, index, v0, "added")
-        total = body.add(tile.LoadOp(kernel.take(self.totals), index, [], f32), "total").result
+        total = body.add(tile.LoadOp(kernel.take(self.totals), [*index, body.value(0)], [], f32), "total").result
         state.store(body, before, states, index, v0)
         terms = Terms(body, state.shape)
         kept = terms.mul(terms.take(before, 0, 1), terms.exp2(terms.take(total)))

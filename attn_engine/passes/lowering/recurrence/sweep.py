@@ -98,7 +98,7 @@ class Sweep:
         t0 = body.value(body.plus(view.begin, body.times(at, form.chunk, "t0"), "t0"))
         close(body, Chunk(self, body, t0, outputs).run(inside))
         if pieces is not None and outputs is None:
-            pieces.store(scope, view, op.results[0], op.results[1], piece, self.v0)
+            pieces.store(scope, view, (op.results[0], op.results[1]), piece, self.split, self.v0)
         elif pieces is None and walk.final is not None:
             self.state.store(scope, op.results[0], kernel.take(walk.final), [n, h], self.v0)
         programs = plan.scope.value(self.state.splits * form.pieces)
