@@ -1,4 +1,4 @@
-"""Ready definitions for recurrences: log decays, and the score with which attention is the same thing."""
+"""Ready definitions for recurrences: log decays, a normaliser, and the score with which attention is the same thing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from attn_engine.runtime.recurrence import recurrence
 
 Score = Callable[[Any, Any, Any, Any, Any], Any]
 
@@ -38,3 +40,13 @@ def mamba_decay(dt: Tensor, a_log: Tensor, dt_bias: Tensor | None = None) -> tup
     """(log decay, weight) [B, T, H] of Mamba-2: the weight is softplus(dt + dt_bias), the log decay -exp(a_log) times it."""
     weight = F.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias.float())
     return -torch.exp(a_log.float()) * weight, weight
+
+
+def normalized_linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, **options: Any) -> Tensor:
+    """o_t = q_t S_t / (q_t z_t) with z_t the running sum of keys, decayed like S: one more channel of v, which is 1.
+
+    q and k should be positive, for example elu(x) + 1. v has up to 255 channels; options are those of `recurrence`.
+    """
+    ones = v.new_ones((*v.shape[:3], 1))
+    o, _ = recurrence(q, k, torch.cat([v, ones], -1), decay=decay, **options)
+    return (o[..., :-1].float() / o[..., -1:].float()).to(v.dtype)

@@ -10,7 +10,13 @@ import attn_engine
 from attn_engine.compat import fla, mamba_ssm
 from attn_engine.errors import UnsupportedOptionError
 from attn_engine.library import causal, identity
-from attn_engine.library_recurrence import decay_score, mamba_decay, retention_decay
+from attn_engine.library_recurrence import (
+    decay_score,
+    gate_decay,
+    mamba_decay,
+    normalized_linear_attention,
+    retention_decay,
+)
 from tests.recurrence.support import assert_near, inputs, reference
 
 
@@ -190,3 +196,26 @@ def test_tail_of_softplus_keeps_a_decay():
     decay, weight = mamba_decay(dt, torch.full((2,), 15.0))
     assert (weight > 1e-8).all()
     assert (decay < -0.02).all()
+
+
+def test_normalized_linear_attention():
+    q, k, v, g = qkv()
+    q, k = (F.elu(x) + 1 for x in (q, k))
+    given = [x.requires_grad_() for x in (q, k, v, g)]
+    wide = double(*given)
+    o = normalized_linear_attention(*given)
+    total = wide[3].cumsum(1)
+    weights = torch.exp(total[:, :, None] - total[:, None]) * torch.einsum("bihd,bjhd->bijh", *wide[:2])
+    weights = weights * torch.ones(70, 70).tril()[:, :, None]
+    right = torch.einsum("bijh,bjhv->bihv", weights / weights.sum(2, keepdim=True), wide[2])
+    assert_near("o", o.detach(), right.detach())
+    d_o = torch.randn_like(o)
+    (o * d_o).sum().backward()
+    (right * d_o).sum().backward()
+    for name, got, want in zip("qkvg", given, wide, strict=True):
+        assert_near(name, got.grad, want.grad)
+
+
+def test_gates_are_log_decays():
+    gate = torch.tensor([-1e4, 0.0, 1e4])
+    torch.testing.assert_close(gate_decay(gate), torch.tensor([-625.0, -0.6931472 / 16, 0.0]))
