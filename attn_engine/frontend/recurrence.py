@@ -22,6 +22,7 @@ from attn_engine.errors import (
     RankError,
     SequenceBoundsError,
     StateShapeError,
+    UnsupportedOptionError,
 )
 from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM
 from attn_engine.frontend.trace import ELEMENT_TYPES
@@ -85,6 +86,8 @@ def check_recurrence(x: Operands) -> None:
     for name, tensor in zip(("k", "v", *OPTIONAL), (x.k, x.v, *x.optional), strict=True):
         if tensor is not None and tensor.device != x.q.device:
             raise DeviceError(f"{name} is on {tensor.device} but q is on {x.q.device}: pass {name}.to('{x.q.device}')")
+    if x.beta is not None and x.weight is not None:
+        raise UnsupportedOptionError("weight", "beside beta", "beta says how strongly a token writes")
     _check_shapes(x)
     _check_sequences(x)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import overload
 
 import torch
 from torch import Tensor
 
-from attn_engine.errors import DtypeError
+from attn_engine.errors import DtypeError, RankError
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
@@ -97,14 +96,6 @@ def recurrence_step(
     return o.transpose(1, 2)
 
 
-@overload
-def _float(tensor: Tensor) -> Tensor: ...
-@overload
-def _float(tensor: None) -> None: ...
-def _float(tensor: Tensor | None) -> Tensor | None:
-    return tensor if tensor is None else tensor.float()
-
-
 def _operands(
     q: Tensor,
     k: Tensor,
@@ -120,11 +111,21 @@ def _operands(
         check_tensor(name, tensor)
     if decay is not None and decay.ndim == 1:
         decay = decay.expand(v.shape[0], v.shape[1], -1)
-    rows = [None if x is None else x.float().transpose(1, 2) for x in (decay, beta, weight)]
+    rows = [
+        None if x is None else _heads_first(n, x) for n, x in (("decay", decay), ("beta", beta), ("weight", weight))
+    ]
     main = [x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v)]
     if bounds is not None and bounds.dtype == torch.int64:
         bounds = bounds.int()
-    return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], _float(initial), bounds)
+    state = None if initial is None else initial.float()
+    return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], state, bounds)
+
+
+def _heads_first(name: str, x: Tensor) -> Tensor:
+    check_tensor(name, x)
+    if x.ndim not in (3, 4):
+        raise RankError(f"{name} has {x.ndim} dimensions, but needs 3 (batch, token, head)")
+    return x.float().transpose(1, 2)
 
 
 def _needs_gradient(x: Operands) -> bool:

@@ -6,12 +6,14 @@ graph holds tensors and plain numbers only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from attn_engine.errors import SecondDerivativeError
 from attn_engine.frontend.recurrence import Operands
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
@@ -25,6 +27,18 @@ def compilation(x: Operands, final: bool, stepwise: bool, backend: str, wrt: tup
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.linear)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))
+
+
+def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:
+    """Runs a plan where its tensors are, and in the precision that it says: not in that of autocast."""
+    if q.device.type == "cuda":
+        with torch.cuda.device(q.device):
+            plan(q, *others)
+    elif torch.is_autocast_enabled(q.device.type):
+        with torch.autocast(q.device.type, enabled=False):
+            plan(q, *others)
+    else:
+        plan(q, *others)
 
 
 def _output(v: Tensor) -> Tensor:
@@ -62,7 +76,7 @@ def recurrence(
     results = _results(q, v, bounds, final)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
-    compilation(x, final, stepwise, backend).forward()(q, k, v, scale, *given, *results)
+    _launch(compilation(x, final, stepwise, backend).forward(), q, k, v, scale, *given, *results)
     return results
 
 
@@ -101,7 +115,7 @@ def recurrence_step(
     o = _output(v)
     x = Operands(q, k, v, decay, beta, weight, state, bounds)
     given = [t for t in x.optional if t is not None]
-    compilation(x, True, True, backend).forward()(q, k, v, scale, *given, o, state)
+    _launch(compilation(x, True, True, backend).forward(), q, k, v, scale, *given, o, state)
     return o
 
 
@@ -159,7 +173,7 @@ def recurrence_backward(
     start = initial.transpose(2, 3) if initial is not None and beta is None else initial
     given = [x for x in (decay, beta, weight, start, bounds) if x is not None]
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]
-    compiled.backward(d_final is not None)(q, k, v, scale, *given, d_o, *states, *results)
+    _launch(compiled.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
     return results
 
 
@@ -220,3 +234,14 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
 
 
 recurrence.register_autograd(_gradients, setup_context=_setup)
+
+
+def _no_second_gradients(ctx: Any, *grads: Any) -> None:
+    raise SecondDerivativeError
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """What would be saved is for second derivatives."""
+
+
+recurrence_backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)

@@ -62,6 +62,9 @@ def test_under_torch_compile():
         ({"weight": lambda w: w[..., None]}, errors.StateShapeError, "weight has shape"),
         ({"initial_state": lambda s: s.transpose(2, 3)}, errors.StateShapeError, "initial_state has shape"),
         ({"scale": lambda _: float("nan")}, errors.ScaleError, "scale is nan"),
+        ({"decay": lambda g: g[0]}, errors.RankError, "decay has 2 dimensions"),
+        ({"decay": lambda g: g[0, 0, 0]}, errors.RankError, "decay has 0 dimensions"),
+        ({"weight": lambda w: w.tolist()}, errors.NotATensorError, "weight is a list"),
         ({"k": lambda _: None}, errors.NotATensorError, "k is a NoneType"),
     ],
 )
@@ -85,3 +88,31 @@ def test_schedules_of_a_gpu():
     assert schedule(128, 4096, Kind(torch.bfloat16, 256, 256, "token")).value_block == 32
     assert schedule(128, 4096, Kind(torch.float32, 256, 256, "token")).num_stages == 1
     assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True).chunk == 1
+
+
+def test_weight_beside_beta_is_refused():
+    x = inputs(10)
+    with pytest.raises(errors.UnsupportedOptionError, match="weight is not supported beside beta"):
+        attn_engine.recurrence(**x, beta=x["weight"], backend="cpu")
+
+
+def test_a_second_derivative_is_refused():
+    x = leaves(inputs(10))
+    o, _ = attn_engine.recurrence(**x, backend="cpu")
+    (gradient,) = torch.autograd.grad(o.square().sum(), x["q"], create_graph=True)
+    with pytest.raises(errors.SecondDerivativeError):
+        gradient.sum().backward()
+
+
+def test_states_that_are_updated_in_place_are_float32():
+    x = inputs(1)
+    with pytest.raises(errors.DtypeError, match="keep it in float32"):
+        attn_engine.recurrence_step(x["q"], x["k"], x["v"], state=x["initial_state"].bfloat16())
+
+
+def test_autocast_changes_nothing():
+    x = inputs(70)
+    want, _ = attn_engine.recurrence(**x, backend="cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, _ = attn_engine.recurrence(**x, backend="cpu")
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
