@@ -11,9 +11,20 @@ from attn_engine.errors import ScheduleError
 
 SMALLEST_TILE = 16
 F32_BYTES = 4
-LONG = 8192
-"""From so many positions on, a schedule may differ."""
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}
+
+
+class Length(StrEnum):
+    """Classes of sequence lengths, for which schedules may differ."""
+
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+    @classmethod
+    def of(cls, positions: int) -> Length:
+        """Up to 64 positions are short, 8192 and more are long."""
+        return cls.SHORT if positions <= 64 else cls.LONG if positions >= 8192 else cls.MEDIUM
 
 
 class Kind(StrEnum):
@@ -35,7 +46,7 @@ class Heads:
     """Sizes of the heads as tiles hold them, and the element type of q, k and v.
 
     `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
-    `masked` says that a mask shortens the loops, `long` that there are `LONG` positions or more.
+    `masked` says that a mask shortens the loops.
     """
 
     qk: int
@@ -43,7 +54,7 @@ class Heads:
     dtype: str
     gathered: int = 0
     masked: bool = True
-    long: bool = False
+    length: Length = Length.MEDIUM
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

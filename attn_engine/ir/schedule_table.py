@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attn_engine.arch import Arch
 from attn_engine.errors import ScheduleError
-from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Schedule, padded
+from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Length, Schedule, padded
 
 Preferences = dict[Kind, tuple[KernelSchedule, ...]]
 
@@ -75,7 +75,7 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))
     row = table[limit]
-    is_long = heads.long and not heads.masked and BYTES[heads.dtype] == 2
+    is_long = heads.length is Length.LONG and not heads.masked and BYTES[heads.dtype] == 2
     long = _LONG_UNMASKED.get((arch.name, limit, kind), ()) if is_long else ()
     shallower = (replace(s, num_stages=stages) for s in (*long, *row[kind]) for stages in range(s.num_stages, 0, -1))
     for schedule in (*shallower, *_SMALL):

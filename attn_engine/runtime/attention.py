@@ -16,7 +16,7 @@ from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key, identify
 from attn_engine.frontend.online_func import OnlineFunc
-from attn_engine.ir.schedule import LONG, Schedule
+from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op
 from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose
@@ -53,7 +53,7 @@ class Known(NamedTuple):
 
     positive_scale: bool
     covered: bool
-    long: bool
+    length: Length
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class Attention(Inspection):
 
     Kernels are built when first needed for a dtype, head dims and a set of tensors that need
     gradients, and kept in memory. New lengths, batches and numbers of heads build nothing, but that
-    from 8192 positions on other block sizes may be taken. Copies and pickles carry no kernels.
+    up to 64 and from 8192 positions on other block sizes may be taken. Copies and pickles carry no kernels.
     """
 
     definition: Definition
@@ -122,8 +122,8 @@ class Attention(Inspection):
         trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
         check_captures(trace.rules.names, captures, q.device)
         trace.rules.check(captures, sizes)
-        long = max(sizes.q_len, sizes.kv_len) >= LONG
-        known = Known(factor > 0, trace.rules.covered(captures, sizes), long)
+        length = Length.of(max(sizes.q_len, sizes.kv_len))
+        known = Known(factor > 0, trace.rules.covered(captures, sizes), length)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -185,7 +185,7 @@ class Attention(Inspection):
     def _build(
         self, trace: Trace, target: Target, wrt: tuple[str, ...], inputs: Inputs, known: Known, tf32: bool
     ) -> Compiled:
-        default = default_schedule(target, trace.traced.module, tf32, known.long)
+        default = default_schedule(target, trace.traced.module, tf32, known.length)
         request = Request(wrt, target.backend, self.options.apply(default), known.positive_scale, known.covered)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))

@@ -12,12 +12,14 @@ from attn_engine.dialects import attn, tile
 from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
-from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Schedule
+from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Length, Schedule
 from attn_engine.runtime.devices import Target
 
-_LARGE = KernelSchedule(256, 256, 1, 1)
+_LARGE, _SMALL = KernelSchedule(256, 256, 1, 1), KernelSchedule(64, 64, 1, 1)
 CPU = Schedule(forward=_LARGE, rows=_LARGE, dq=_LARGE, dkdv=_LARGE)
 """Large blocks: a CPU wants few and large products."""
+CPU_SHORT = Schedule(forward=_SMALL, rows=_SMALL, dq=_SMALL, dkdv=_SMALL)
+"""But blocks are padded, so few positions want small ones."""
 
 OLDEST = "sm_80"
 """Stands for a device that is not in the table."""
@@ -30,21 +32,21 @@ def convert_spec(schedule: Schedule, pad: bool, positive_scale: bool, covered: b
     return f"convert-attn-to-tile{{{' '.join(options)}}}"
 
 
-def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, long: bool = False) -> Schedule:
+def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.MEDIUM) -> Schedule:
     """A schedule for the attention in a module that the target's device can hold."""
     if target.backend == "cpu":
-        return CPU
+        return CPU_SHORT if length is Length.SHORT else CPU
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
-    heads = heads_of(module, long)
+    heads = heads_of(module, length)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
     return replace(schedule, forward=AsyncSchedule().forward(heads)) if target.backend == "gluon" else schedule
 
 
-def heads_of(module: ModuleOp, long: bool = False) -> Heads:
+def heads_of(module: ModuleOp, length: Length = Length.MEDIUM) -> Heads:
     """What a schedule must know of the attention in a module."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
     masked = op.mask is not None and bool(op.mask.blocks)
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked, long)
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked, length)
 
 
 def _channels(value: SSAValue) -> int:

@@ -89,13 +89,16 @@ def test_new_dtypes_and_head_dims(monkeypatch: pytest.MonkeyPatch):
     assert len(attention._memory.compiled) == 4
 
 
-def test_new_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "sizes", [[(1, 1, 1, 1), (3, 4, 7, 64), (2, 2, 33, 5)], [(1, 2, 65, 65), (3, 4, 7, 300), (2, 2, 300, 5)]]
+)
+def test_new_sizes_of_a_class_of_lengths_compile_nothing(sizes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
     attention = attn_engine.compile(mask_mod=causal)
-    attention(*qkv())
+    attention(*qkv(*sizes[0]))
     built = Compilations(monkeypatch)
-    for sizes in ((1, 1, 1, 1), (3, 4, 7, 300), (2, 2, 300, 5)):
-        inputs = qkv(*sizes)
-        close(attention(*inputs), dense(*inputs, mask=triangle(*sizes[2:])))
+    for size in sizes:
+        inputs = qkv(*size)
+        close(attention(*inputs), dense(*inputs, mask=triangle(*size[2:])))
     assert built.count == 0
 
 

@@ -101,7 +101,7 @@ def test_without_a_file_or_tuning_the_default_is_taken(tmp_path: Path):
     plain = engine(str(tmp_path / "none.json"), measure=False)
     plain(q, k, v)
     assert not list(tmp_path.iterdir())
-    assert schedules_of(plain) == {256}
+    assert schedules_of(plain) == {64}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": {"forward": [1, 2]}}', '{"a": 3}'])
