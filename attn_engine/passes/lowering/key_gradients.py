@@ -19,6 +19,8 @@ from attn_engine.passes.lowering.query_gradients import element, operand_gradien
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
 
+_OEQ = 1
+
 
 @dataclass
 class KeyGradients:
@@ -72,7 +74,7 @@ class KeyGradients:
         d_o = frame.rows(scope, "d_o", frame.h, q0, m, operands.vo, frame.sq if masked else None)
         limit = frame.sq if masked else None
         rows = [frame.vector(scope, self.kernel.take(v), q0, m, limit, v.name_hint or "row") for v in self.vectors]
-        x, dp = frame.product(scope, self.k, q, "x"), frame.product(scope, self.v, d_o, "dp")
+        x, dp = self._scores(scope, q), frame.product(scope, self.v, d_o, "dp")
         program = frame.program()
         q_index = scope.add(tile.RangeOp(q0, m), "rows").result
         index = frame.place(program, q_index, self.kv_index, masked)
@@ -97,6 +99,12 @@ class KeyGradients:
             new.append(frame.dot(scope, spread(scope, f, frame.shape), right, old, hint))
         return new
 
+    def _scores(self, scope: Scope, q: SSAValue) -> SSAValue:
+        """Scores with keys along the rows; rounded as the other kernels round them where equality of scores counts."""
+        if not compares_scores(self.op):
+            return self.frame.product(scope, self.k, q, "x")
+        return scope.add(tile.TransposeOp(self.frame.product(scope, q, self.k, "x")), "x").result
+
     def _store(self, scope: Scope, results: Mapping[str, SSAValue], k: SSAValue, v: SSAValue) -> None:
         frame, operands = self.frame, self.operands
         for name, loaded, head, vjp, factor in (
@@ -119,3 +127,8 @@ class KeyGradients:
             frame, scope, region, program, [nothing, nothing, b, h, h, kv, *[nothing] * len(self.vectors)], number
         )
         flush(frame, scope, target, Bound(value, (0,)), frame.shape)
+
+
+def compares_scores(op: attn.BackwardOp) -> bool:
+    """Whether the element code finds a maximum or minimum again by equality."""
+    return any(isinstance(o, arith.CmpfOp) and o.predicate.value.data == _OEQ for o in op.element.block.ops)

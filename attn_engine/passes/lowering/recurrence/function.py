@@ -7,6 +7,7 @@ from xdsl.dialects.builtin import FloatAttr, TensorType, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.dialects.attn_recurrence import MODS
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Plan, global_of
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
@@ -67,6 +68,10 @@ class FunctionLowering:
             self.setting.values[value] = self.plan.argument(name, global_of(value.type))
 
     def _recurrence(self, op: attn.RecurrenceOp) -> None:
+        for name in MODS:
+            region = getattr(op, name)
+            if region is not None and region.blocks:
+                raise RecurrenceFormError(name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does")
         chunked = op.beta is None and (op.decay is None or rank_of(op.decay) == 3)
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
