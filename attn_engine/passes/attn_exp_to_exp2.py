@@ -140,6 +140,10 @@ def exp_to_exp2(op: AnyAttention) -> None:
         region = getattr(op, name)
         block: Block = (region[index] if name in ("steps", "row_steps") else region).block
         BaseTwo(block, axes_of(op, name, index), distribute=name == "steps").apply()
+    if isinstance(op, attn.OnlineOp):
+        for region in op.combine:
+            # All of it is per row.
+            BaseTwo(region.block, {}, distribute=False).apply()
     simplify(op)
 
 
