@@ -42,8 +42,14 @@ gpu:
 	$(PYTHON) -m pytest -q -m gpu tests/gpu
 	$(PYTHON) -m bench.attention --out $(OUT)
 
+# What this machine can measure: the compiler and the CPU backend, then, with a GPU, kernels beside their peers.
+BENCHES := compile_time cpu
+ifneq ($(shell command -v nvidia-smi),)
+BENCHES += attention custom recurrence
+endif
+
 bench:
-	$(PYTHON) -m bench.attention --out $(OUT)
+	for name in $(BENCHES); do $(PYTHON) -m bench.$$name --out $(OUT) || exit 1; done
 
 # Random definitions through every path, on the CPU; failures print as code, the last line counts.
 CASES ?= 2000

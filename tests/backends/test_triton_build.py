@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from attn_engine.backends.source_module import source_path
 from attn_engine.backends.triton.backend import BACKEND
-from attn_engine.backends.triton.build import load, source_path
+from attn_engine.backends.triton.build import load
 from tests.backends.triton_support import map_kernel, source_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,14 +33,14 @@ print("built")
 def test_the_same_text_is_one_module():
     source = source_of(DOUBLE)
     assert load(source) is load(source)
-    assert source_path(source).read_text() == source
+    assert source_path(source, "triton").read_text() == source
     assert load(source) is not load(source + "\n")
 
 
 def test_a_spoiled_file_is_written_again():
     source = source_of(DOUBLE) + "# spoiled\n"
-    source_path(source).write_text("raise SystemExit")
-    assert source_path(source).read_text() == source
+    source_path(source, "triton").write_text("raise SystemExit")
+    assert source_path(source, "triton").read_text() == source
 
 
 def test_the_interpreter_switch_of_triton():

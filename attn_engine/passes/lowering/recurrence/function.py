@@ -71,7 +71,9 @@ class FunctionLowering:
         for name in MODS:
             region = getattr(op, name)
             if region is not None and region.blocks:
-                raise RecurrenceFormError(name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does")
+                raise RecurrenceFormError(
+                    name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
+                )
         chunked = op.beta is None and (op.decay is None or rank_of(op.decay) == 3)
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
