@@ -85,7 +85,7 @@ def median(runs: list[Stages], part: Callable[[Stages], float]) -> str:
 
 
 def lines(rounds: int) -> Iterator[str]:
-    yield "# Compile time\n\nFrom Python functions to the text of kernels, ms of processor time, medians.\n"
+    yield "### Compile time\n\nFrom Python functions to the text of kernels, ms of processor time, medians.\n"
     yield "| definition | backend | gradients | trace | attn | tile | emit | all |\n|---|---|---|---|---|---|---|---|"
     for name, definition in definitions().items():
         for backend in BACKENDS:

@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=MEMORY_LENGTHS[-1])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    lines = [f"# CPU backend\n\ntorch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds."]
+    lines = [f"### CPU backend\n\ntorch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds."]
     lines += time_lines(arguments.rounds)
     torch.set_num_threads(1)  # the profiler sees allocations of the calling thread only
     lines += memory_lines(tuple(n for n in MEMORY_LENGTHS if n <= arguments.longest))
