@@ -7,6 +7,7 @@ text of the traced module and a `Request`, and kept in memory.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -109,6 +110,7 @@ def functions(module: ModuleOp) -> list[func.FuncOp]:
 
 
 _CACHE: dict[str, Compiled] = {}
+_COMPILING = threading.RLock()
 
 
 def cache_key(text: str, request: Request) -> str:
@@ -119,7 +121,10 @@ def compile_traced(module: ModuleOp, text: str, request: Request) -> Compiled:
     """Compiled callables for a traced module whose printed form is `text`; the same text and request compile once."""
     key = cache_key(text, request)
     if key not in _CACHE:
-        _CACHE[key] = _compile(module, request, key)
+        # One at a time: neither the IR's context nor, in Python 3.11, the parser of generated text may be shared by threads.
+        with _COMPILING:
+            if key not in _CACHE:
+                _CACHE[key] = _compile(module, request, key)
     return _CACHE[key]
 
 
