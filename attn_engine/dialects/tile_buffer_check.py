@@ -10,7 +10,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_compute import BufferMapOp, BufferReduceOp, GemmOp
+from attn_engine.dialects.tile_buffer_compute import (
+    BufferMapOp,
+    BufferReduceOp,
+    BufferScatterAddOp,
+    BufferTotalOp,
+    GemmOp,
+)
 from attn_engine.dialects.tile_buffer_layout import WAVE, waves_of
 from attn_engine.dialects.tile_buffer_memory import (
     BarrierOp,
@@ -39,9 +45,9 @@ def reads(op: Operation) -> list[SSAValue]:
             return [op.value]
         case GemmOp():
             return [op.a, op.b, op.acc]
-        case BufferMapOp():
+        case BufferMapOp() | BufferScatterAddOp():
             return _buffers(op.inputs)
-        case BufferReduceOp():
+        case BufferReduceOp() | BufferTotalOp():
             return [op.source]
         case _:
             return []

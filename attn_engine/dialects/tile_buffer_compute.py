@@ -1,34 +1,28 @@
-"""The buffered level of the ``tile`` dialect, computing side: products, maps and reductions, all in place."""
+"""The buffered level of the ``tile`` dialect, computing side: products and reductions; maps are in `tile_buffer_map`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from xdsl.dialects.builtin import I64, ArrayAttr, IntegerAttr, UnitAttr, f32, i32, i64
+from xdsl.dialects.builtin import I64, IntegerAttr, UnitAttr, f32, i64
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
-    AttrSizedOperandSegments,
     IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
     prop_def,
-    region_def,
     result_def,
     traits_def,
-    var_operand_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, MemoryReadEffect, MemoryWriteEffect, Pure
+from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_layout import MfmaAttr, Part, SliceLayoutAttr, ownership
-from attn_engine.dialects.tile_buffer_memory import buffer_type, check_held_alike, fragment_layout, is_fragment, root
+from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp, IndexOp
+from attn_engine.dialects.tile_buffer_memory import buffer_type, fragment_layout, is_fragment, root
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
 
 
@@ -133,167 +127,6 @@ class GemmOp(IRDLOperation):
 
 
 @irdl_op_definition
-class IndexOp(IRDLOperation):
-    """The position along one axis of the element at hand, inside a `tile.buffer_map`.
-
-    ```
-    %col = tile.index 1
-    ```
-    """
-
-    name = "tile.index"
-    axis = prop_def(IntegerAttr[I64])
-    result = result_def(i32)
-    traits = traits_def(Pure())
-    assembly_format = "$axis attr-dict"
-
-    def __init__(self, axis: int):
-        super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
-
-    def verify_(self) -> None:
-        parent = self.parent_op()
-        if not isinstance(parent, BufferMapOp):
-            raise VerifyException("tile.index stands in the region of a tile.buffer_map")
-        if not 0 <= self.axis.value.data < len(parent.shape):
-            raise VerifyException(f"axis {self.axis.value.data} of a map of shape {parent.shape}")
-
-
-@irdl_op_definition
-class BufferMapOp(IRDLOperation):
-    """Elementwise work in place: a scalar region at every index of the outputs' shape.
-
-    `axes` says of each input which axes of that shape it has, as in `tile.map`; inputs are fragments, shared buffers,
-    scalars and globals (read by `tile.gather`), outputs are fragments. An input may be an output: each element is read
-    before it is written. `tile.index` gives the place.
-
-    ```
-    tile.buffer_map (%s, %m) axes [[0, 1], [0]] into (%s)
-      : (!tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>) into (!tile.buffer<64x64xf32, register>) {
-    ^bb0(%x: f32, %y: f32):
-      %d = arith.subf %x, %y : f32
-      %e = math.exp2 %d : f32
-      tile.yield %e : f32
-    }
-    ```
-    """
-
-    name = "tile.buffer_map"
-    inputs = var_operand_def()
-    outputs = var_operand_def(BufferType)
-    axes = prop_def(ArrayAttr)
-    body = region_def("single_block")
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    traits = traits_def(IsolatedFromAbove(), MemoryReadEffect(), MemoryWriteEffect())
-
-    def __init__(
-        self,
-        inputs: Sequence[SSAValue | Operation],
-        axes: Sequence[Sequence[int]],
-        outputs: Sequence[SSAValue],
-        body: Region | Block,
-    ):
-        super().__init__(
-            operands=[list(inputs), list(outputs)],
-            properties={"axes": tile.axes_attr(axes)},
-            regions=[body if isinstance(body, Region) else Region(body)],
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape over which the region runs."""
-        return buffer_type(self.outputs[0]).get_shape()
-
-    @classmethod
-    def parse(cls, parser: Parser):
-        inputs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
-        parser.parse_keyword("axes")
-        axes = parser.parse_comma_separated_list(
-            parser.Delimiter.SQUARE,
-            lambda: parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer),
-        )
-        parser.parse_keyword("into")
-        outputs = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
-        parser.parse_punctuation(":")
-        read = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
-        parser.parse_keyword("into")
-        written = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
-        return cls(
-            parser.resolve_operands(inputs, read, parser.pos),
-            axes,
-            parser.resolve_operands(outputs, written, parser.pos),
-            parser.parse_region(),
-        )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        with printer.in_parens():
-            printer.print_list(self.inputs, printer.print_operand)
-        printer.print_string(f" axes {[list(a) for a in tile.axes_of(self.axes)]} into ")
-        with printer.in_parens():
-            printer.print_list(self.outputs, printer.print_operand)
-        for word, values in ((" : ", self.inputs), (" into ", self.outputs)):
-            printer.print_string(word)
-            with printer.in_parens():
-                printer.print_list([v.type for v in values], printer.print_attribute)
-        printer.print_string(" ")
-        printer.print_region(self.body)
-
-    def verify_(self) -> None:
-        if not self.outputs:
-            raise VerifyException("a map writes at least one buffer")
-        if any(buffer_type(o).get_shape() != self.shape for o in self.outputs):
-            raise VerifyException("all outputs of a map have the same shape")
-        if len({root(o) for o in self.outputs}) != len(self.outputs):
-            raise VerifyException("a map writes the same buffer twice")
-        for output in self.outputs:
-            if not is_fragment(output):
-                raise VerifyException(f"a map writes fragments, got {output.type}")
-            check_held_alike(output, self.outputs[0])
-        axes = tile.axes_of(self.axes)
-        if len(axes) != len(self.inputs):
-            raise VerifyException(f"axes has {len(axes)} entries for {len(self.inputs)} operands")
-        for number, (value, named) in enumerate(zip(self.inputs, axes, strict=True)):
-            self._verify_input(number, value, named)
-        self._verify_body()
-
-    def _verify_input(self, number: int, value: SSAValue, axes: tuple[int, ...]) -> None:
-        shape = self.shape
-        if any(not 0 <= a < len(shape) for a in axes) or list(axes) != sorted(set(axes)):
-            raise VerifyException(f"operand {number}: axes {list(axes)} are not ascending axes of {shape}")
-        have = value.type.get_shape() if isinstance(value.type, BufferType) else ()
-        if have != tuple(shape[a] for a in axes):
-            raise VerifyException(f"operand {number}: {value.type} does not match axes {list(axes)} of shape {shape}")
-        if have != shape and root(value) in map(root, self.outputs):
-            raise VerifyException(f"operand {number} is written while other elements of it are still read")
-        if isinstance(value.type, BufferType) and is_fragment(value):
-            self._verify_layout(number, value, axes)
-
-    def _verify_layout(self, number: int, value: SSAValue, axes: tuple[int, ...]) -> None:
-        if len(axes) == len(self.shape):
-            check_held_alike(value, self.outputs[0])
-            return
-        mine, held = fragment_layout(self.outputs[0]), fragment_layout(value)
-        if mine is None or held is None:
-            if mine is not held:
-                raise VerifyException("a fragment without a layout meets one that has a layout")
-            return
-        assert isinstance(mine, MfmaAttr)
-        want = SliceLayoutAttr(1 - axes[0], mine)
-        if ownership(held) != ownership(want):
-            raise VerifyException(f"operand {number} is held as {held}, the map wants it as {want}")
-
-    def _verify_body(self) -> None:
-        args = [a.type for a in self.body.block.args]
-        want = [v.type.element_type if isinstance(v.type, BufferType) else v.type for v in self.inputs]
-        if args != want:
-            raise VerifyException(f"block arguments are {args}, operands give {want}")
-        last = self.body.block.last_op
-        results = [buffer_type(o).element_type for o in self.outputs]
-        if not isinstance(last, tile.MapYieldOp) or [v.type for v in last.values] != results:
-            raise VerifyException("the region must end in tile.yield of the outputs' element types")
-
-
-@irdl_op_definition
 class BufferReduceOp(IRDLOperation):
     """Reduces a rank 2 fragment along one axis into a fragment without it. A NaN anywhere gives NaN.
 
@@ -339,5 +172,43 @@ class BufferReduceOp(IRDLOperation):
             raise VerifyException(f"the target is held as {target}, not as {SliceLayoutAttr(axis, source)}")
 
 
-BUFFER_COMPUTE_OPS: list[type[Operation]] = [BufferMapOp, BufferReduceOp, GemmOp, IndexOp]
+@irdl_op_definition
+class BufferTotalOp(IRDLOperation):
+    """Reduces a fragment of rank 1 to a number, which every thread gets.
+
+    ```
+    %t = tile.buffer_total sum %d : !tile.buffer<64xf32, register> -> f32
+    ```
+    """
+
+    name = "tile.buffer_total"
+    kind = prop_def(tile.ReductionAttr)
+    source = operand_def(BufferType)
+    result = result_def()
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$kind $source attr-dict `:` type($source) `->` type($result)"
+
+    def __init__(self, kind: tile.Reduction, source: SSAValue):
+        super().__init__(
+            operands=[source],
+            properties={"kind": tile.ReductionAttr(kind)},
+            result_types=[buffer_type(source).element_type],
+        )
+
+    def verify_(self) -> None:
+        source = buffer_type(self.source)
+        if len(source.get_shape()) != 1 or not is_fragment(self.source):
+            raise VerifyException(f"a total is of a fragment of rank 1, got {source}")
+        if self.result.type != source.element_type:
+            raise VerifyException(f"a total of {source} is no {self.result.type}")
+
+
+BUFFER_COMPUTE_OPS: list[type[Operation]] = [
+    BufferMapOp,
+    BufferReduceOp,
+    BufferScatterAddOp,
+    BufferTotalOp,
+    GemmOp,
+    IndexOp,
+]
 BUFFER_COMPUTE_ATTRIBUTES: list[type[Attribute]] = [SplitAttr]

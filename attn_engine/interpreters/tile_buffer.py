@@ -172,16 +172,34 @@ def _gemm(machine: BufferMachine, op: compute.GemmOp) -> Result:
     return []
 
 
-def _map(machine: BufferMachine, op: compute.BufferMapOp) -> Result:
+def _everywhere(machine: BufferMachine, op: compute.BufferMapOp | compute.BufferScatterAddOp) -> list[Tensor]:
+    """What a region yields at every index of its shape."""
     shape = op.shape
     arguments = [
-        value if isinstance(operand.type, tile.GlobalType) else place(value, axes, len(shape))
+        value if isinstance(operand.type, tile.GlobalType) else _placed(value, axes, len(shape))
         for operand, value, axes in zip(op.inputs, machine.get(op.inputs), tile.axes_of(op.axes), strict=True)
     ]
     machine.bind(op.body.block, arguments)
-    results = [value.expand(shape).clone() for value in machine.run_scalars(op.body.block, shape)]
-    for output, value in zip(machine.get(op.outputs), results, strict=True):
+    return [value.expand(shape).clone() for value in machine.run_scalars(op.body.block, shape)]
+
+
+def _placed(value: Tensor, axes: Sequence[int], rank: int) -> Tensor:
+    """As `place`; axes in another order are read turned."""
+    order = sorted(range(len(axes)), key=lambda n: axes[n])
+    return place(value.permute(order), sorted(axes), rank)
+
+
+def _map(machine: BufferMachine, op: compute.BufferMapOp) -> Result:
+    for output, value in zip(machine.get(op.outputs), _everywhere(machine, op), strict=True):
         output.copy_(value)
+    return []
+
+
+def _scatter_add(machine: BufferMachine, op: compute.BufferScatterAddOp) -> Result:
+    target = machine.values[op.target]
+    value, *places, guard = _everywhere(machine, op)
+    tile_memory.check_gather(op.name, target, places, guard)
+    target.index_put_(tuple(p[guard].long() for p in places), value[guard].to(target.dtype), accumulate=True)
     return []
 
 
@@ -193,6 +211,10 @@ def _index(machine: BufferMachine, op: compute.IndexOp) -> Result:
 def _reduce(machine: BufferMachine, op: compute.BufferReduceOp) -> Result:
     machine.values[op.target].copy_(REDUCE[op.kind.data](machine.values[op.source], op.axis.value.data))
     return []
+
+
+def _total(machine: BufferMachine, op: compute.BufferTotalOp) -> Result:
+    return [REDUCE[op.kind.data](machine.values[op.source], 0)]
 
 
 _RULES: dict[type[Operation], Callable[..., Result]] = {
@@ -209,4 +231,6 @@ _RULES: dict[type[Operation], Callable[..., Result]] = {
     compute.BufferMapOp: _map,
     compute.IndexOp: _index,
     compute.BufferReduceOp: _reduce,
+    compute.BufferScatterAddOp: _scatter_add,
+    compute.BufferTotalOp: _total,
 }

@@ -14,7 +14,7 @@ from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_memory as buffers
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, GemmOp, Split
+from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferTotalOp, GemmOp, Split
 from attn_engine.dialects.tile_types import MemorySpace
 from attn_engine.passes.memory.held import (
     InBuffer,
@@ -25,7 +25,7 @@ from attn_engine.passes.memory.held import (
     is_local_and_used_once,
 )
 from attn_engine.passes.memory.loops import convert_for, convert_if
-from attn_engine.passes.memory.maps import convert_map
+from attn_engine.passes.memory.maps import convert_map, convert_scatter
 
 SMALLEST_ROWS = 16
 """Rows of an accumulator that one warp handles at least."""
@@ -52,10 +52,14 @@ def _range(memory: Memory, op: tile.RangeOp) -> None:
 
 
 def _transpose(memory: Memory, op: tile.TransposeOp) -> None:
+    """Products read a buffer as its transpose; what else reads one needs it in shared memory."""
     held = memory.held[op.value]
-    if not isinstance(held, InBuffer) or any(not isinstance(use.operation, tile.DotOp) for use in op.result.uses):
-        raise PassFailedException(f"tile-assign-memory: a transpose that is no operand of a product: {op}")
-    memory.held[op.result] = InBuffer(held.buffer, not held.transposed)
+    if not isinstance(held, InBuffer):
+        raise PassFailedException(f"tile-assign-memory: the transpose of what is in no buffer: {op}")
+    buffer = held.buffer
+    if any(not isinstance(use.operation, tile.DotOp) for use in op.result.uses):
+        buffer = memory.to_shared(op.value, buffer)
+    memory.held[op.result] = InBuffer(buffer, not held.transposed)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -112,6 +116,12 @@ def _dot(memory: Memory, op: tile.DotOp) -> None:
 
 
 def _reduce(memory: Memory, op: tile.ReduceOp) -> None:
+    """Along one axis to a fragment; of a vector, to a number."""
+    if not isinstance(op.result.type, TensorType):
+        total = memory.insert(BufferTotalOp(op.kind.data, memory.buffer(op.value)))
+        total.result.name_hint = op.result.name_hint
+        op.result.replace_all_uses_with(total.result)
+        return
     memory.insert(BufferReduceOp(op.kind.data, memory.buffer(op.value), op.axis.value.data, memory.target(op.result)))
 
 
@@ -133,6 +143,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: _load,
     tile.StoreOp: _store,
     tile.AtomicAddOp: _atomic_add,
+    tile.ScatterAddOp: convert_scatter,
     tile.DotOp: _dot,
     tile.ReduceOp: _reduce,
     tile.MapOp: convert_map,

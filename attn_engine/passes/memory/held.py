@@ -12,7 +12,8 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, BufferFillOp, CopyOp, is_fragment
+from attn_engine.dialects.tile_buffer_map import BufferMapOp
+from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, BufferFillOp, CopyOp, buffer_type, is_fragment
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
 
 
@@ -104,6 +105,8 @@ class Memory:
                 buffer = self.alloc(value.type, MemorySpace.REGISTER, value.name_hint)
                 self.fill(buffer, splat)
                 return buffer
+            case InBuffer(shared):
+                return self._turned(value, shared)
             case _:
                 raise PassFailedException(f"tile-assign-memory: {value.type} %{value.name_hint} is in no buffer")
 
@@ -128,8 +131,27 @@ class Memory:
         buffer = self.buffer(value)
         if is_fragment(buffer) and wants_shared(value):
             if buffer not in self.shared:
-                self.shared[buffer] = self.alloc(value.type, MemorySpace.SHARED, f"{value.name_hint or 'v'}_shared")
+                self.shared[buffer] = self._alloc_shared(value)
             self.insert(CopyOp(buffer, self.shared[buffer]))
+
+    def to_shared(self, value: SSAValue, buffer: SSAValue) -> SSAValue:
+        """The same in shared memory: its own, the copy that is there, or a new one."""
+        if is_fragment(buffer) and buffer not in self.shared:
+            self.shared[buffer] = self._alloc_shared(value)
+            self.insert(CopyOp(buffer, self.shared[buffer]))
+        return self.in_shared(buffer)
+
+    def _alloc_shared(self, value: SSAValue) -> SSAValue:
+        return self.alloc(value.type, MemorySpace.SHARED, f"{value.name_hint or 'v'}_shared")
+
+    def _turned(self, value: SSAValue, shared: SSAValue) -> SSAValue:
+        """A fragment with the transpose of a tile in shared memory."""
+        target = self.alloc(value.type, MemorySpace.REGISTER, value.name_hint)
+        body = Block(arg_types=[buffer_type(shared).element_type])
+        body.add_op(tile.MapYieldOp(body.args[0]))
+        self.insert(BufferMapOp([shared], [(1, 0)], [target], body))
+        self.held[value] = InBuffer(target)
+        return target
 
     def finish(self) -> None:
         """Puts the buffers at the top of the kernel."""

@@ -1,4 +1,4 @@
-"""Maps over values to maps over buffers: numbers, positions and cheap truth values become code of the region."""
+"""Maps and scatters over values to those over buffers: numbers, positions and cheap truth values become code of the region."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import IntegerType, i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_compute import BufferMapOp, IndexOp
+from attn_engine.dialects.tile_buffer_compute import BufferMapOp, BufferScatterAddOp, IndexOp
+from attn_engine.dialects.tile_buffer_memory import is_fragment
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.passes.memory.held import InBuffer, Memory, Positions, Recomputed, Splat
 
@@ -36,12 +37,12 @@ class Body:
         new.name_hint = hint
         return new
 
-    def element(self, value: SSAValue, axes: tuple[int, ...], like: SSAValue) -> SSAValue:
+    def element(self, value: SSAValue, axes: tuple[int, ...], hint: str | None) -> SSAValue:
         """One element of a value of the kernel that has the named axes of the map."""
-        held, hint = self.memory.held.get(value), like.name_hint
+        held = self.memory.held.get(value)
         match held:
             case None:
-                return self.argument(value, like.type, axes, hint)
+                return self.argument(value, value.type, axes, hint)
             case Splat(number):
                 return self.add(arith.ConstantOp(number), hint)  # type: ignore[arg-type]
             case Positions(start):
@@ -51,13 +52,17 @@ class Body:
             case Recomputed(op, output):
                 return self.outputs(op, [output], axes)[0]
             case InBuffer():
-                return self._read(value, axes, like)
+                return self._read(value, axes, hint)
 
-    def _read(self, value: SSAValue, axes: tuple[int, ...], like: SSAValue) -> SSAValue:
-        buffer = self.memory.buffer(value)
+    def _read(self, value: SSAValue, axes: tuple[int, ...], hint: str | None) -> SSAValue:
+        held = self.memory.held[value]
+        if isinstance(held, InBuffer) and held.transposed and not is_fragment(held.buffer):
+            buffer, axes = held.buffer, axes[::-1]
+        else:
+            buffer = self.memory.buffer(value)
         assert isinstance(buffer.type, BufferType)
-        read = self.argument(buffer, buffer.type.element_type, axes, like.name_hint)
-        return self.add(arith.TruncIOp(read, i1), like.name_hint) if like.type == i1 else read
+        read = self.argument(buffer, buffer.type.element_type, axes, hint)
+        return self.add(arith.TruncIOp(read, i1), hint) if tile.element_of(value) == i1 else read
 
     def outputs(self, op: tile.MapOp, wanted: Sequence[int], axes: tuple[int, ...]) -> list[SSAValue]:
         """Some outputs of a map whose axes are the named axes of this one."""
@@ -68,7 +73,7 @@ class Body:
         mapping: dict[SSAValue, SSAValue] = {}
         for arg, value, named in zip(old.args, op.inputs, tile.axes_of(op.axes), strict=True):
             if arg in args:
-                mapping[arg] = self.element(value, tuple(axes[a] for a in named), arg)
+                mapping[arg] = self.element(value, tuple(axes[a] for a in named), arg.name_hint)
         for inner in ops:
             clone = inner.clone(value_mapper=mapping)
             self.block.add_op(clone)
@@ -126,3 +131,18 @@ def convert_map(memory: Memory, op: tile.MapOp) -> None:
     memory.insert(BufferMapOp(body.inputs, body.axes, [memory.target(o) for o in outputs], body.block))
     for output in outputs:
         memory.share(output)
+
+
+def convert_scatter(memory: Memory, op: tile.ScatterAddOp) -> None:
+    """A scatter whose places and guard are computed element by element, from what they are held as."""
+    body = Body(memory)
+    everywhere = tuple(range(len(tile.shape_of(op.value))))
+    first = memory.buffer(op.value)
+    values = [body.argument(first, tile.element_of(op.value), everywhere, op.value.name_hint)]
+    operands = [*op.indices, *([op.guard] if op.guard is not None else [])]
+    for operand, axes in zip(operands, tile.axes_of(op.axes), strict=True):
+        values.append(body.element(operand, axes, operand.name_hint))
+    if op.guard is None:
+        values.append(body.add(arith.ConstantOp.from_int_and_width(1, 1), "always"))
+    body.block.add_op(tile.MapYieldOp(*values))
+    memory.insert(BufferScatterAddOp(body.inputs, body.axes, op.target, body.block))

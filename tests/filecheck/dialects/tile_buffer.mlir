@@ -98,3 +98,29 @@ tile.plan @run_chain(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, %l: !
   tile.launch @chain grid(%c1) args(%x, %y, %l) : !tile.global<2 x f16>, !tile.global<2 x f32>, !tile.global<1 x f32>
   tile.end
 }
+
+// A total for every thread; adds at computed places; a tile in shared memory read as its transpose.
+// CHECK-LABEL: tile.kernel @scattered
+tile.kernel @scattered(%d: f32, %h: i64, %w: !tile.global<2 x f32>, %all: !tile.global<1 x f32>) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64x32xf32, register>
+  %v = tile.buffer_alloc : !tile.buffer<32xf32, register>
+  %shared = tile.buffer_alloc : !tile.buffer<32x64xf32, shared>
+  tile.buffer_fill %shared, %d : !tile.buffer<32x64xf32, shared>, f32
+  // CHECK: tile.buffer_map (%shared) axes {{\[\[}}1, 0]] into (%s)
+  tile.buffer_map (%shared) axes [[1, 0]] into (%s) : (!tile.buffer<32x64xf32, shared>) into (!tile.buffer<64x32xf32, register>) {
+  ^bb0(%x: f32):
+    tile.yield %x : f32
+  }
+  // CHECK: tile.buffer_scatter_add (%s, %h) axes {{\[\[}}0, 1], []] into %w : (!tile.buffer<64x32xf32, register>, i64) into !tile.global<2 x f32> {
+  tile.buffer_scatter_add (%s, %h) axes [[0, 1], []] into %w : (!tile.buffer<64x32xf32, register>, i64) into !tile.global<2 x f32> {
+  ^bb0(%x: f32, %head: i64):
+    %j = tile.index 1
+    %yes = arith.constant true
+    tile.yield %x, %head, %j, %yes : f32, i64, i32, i1
+  }
+  tile.buffer_reduce sum %s, 0 into %v : !tile.buffer<64x32xf32, register>, !tile.buffer<32xf32, register>
+  // CHECK: %t = tile.buffer_total sum %v : !tile.buffer<32xf32, register> -> f32
+  %t = tile.buffer_total sum %v : !tile.buffer<32xf32, register> -> f32
+  tile.atomic_add %t, %all[%h : i64] dims [] : f32, !tile.global<1 x f32>
+  tile.end
+}

@@ -230,3 +230,43 @@ tile.kernel @k(%x: f16, %yes: i1, %y: f32) attributes {threads = 128 : i64} {
   tile.gemm %a, %a, %c ieee : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf32, register>
   tile.end
 }
+
+// -----
+
+// Only what lies in shared memory can be read by any thread, and so as its transpose.
+// CHECK: operand 0: axes [1, 0] are not ascending; only shared memory is read turned
+tile.kernel @k(%x: f32) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %t = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  tile.buffer_fill %s, %x : !tile.buffer<64x64xf32, register>, f32
+  tile.buffer_map (%s) axes [[1, 0]] into (%t) : (!tile.buffer<64x64xf32, register>) into (!tile.buffer<64x64xf32, register>) {
+  ^bb0(%e: f32):
+    tile.yield %e : f32
+  }
+  tile.end
+}
+
+// -----
+
+// CHECK: the region must end in tile.yield of an f32, 2 indices and an i1
+tile.kernel @k(%x: f32, %w: !tile.global<2 x f32>) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  tile.buffer_fill %s, %x : !tile.buffer<64xf32, register>, f32
+  tile.buffer_scatter_add (%s) axes [[0]] into %w : (!tile.buffer<64xf32, register>) into !tile.global<2 x f32> {
+  ^bb0(%e: f32):
+    %j = tile.index 0
+    %yes = arith.constant true
+    tile.yield %e, %j, %yes : f32, i32, i1
+  }
+  tile.end
+}
+
+// -----
+
+// CHECK: a total is of a fragment of rank 1
+tile.kernel @k(%x: f32) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64xf32, shared>
+  tile.buffer_fill %s, %x : !tile.buffer<64xf32, shared>, f32
+  %t = tile.buffer_total sum %s : !tile.buffer<64xf32, shared> -> f32
+  tile.end
+}

@@ -37,3 +37,40 @@ tile.kernel @sums(%x: !tile.global<2 x f16>, %y: !tile.global<1 x f32>, %n: i32)
   tile.store %sum, %y[%c0] dims [0] : tensor<64xf32>, !tile.global<1 x f32>
   tile.end
 }
+
+// What no product reads as a transpose is turned by way of shared memory; places of adds are computed where they are used.
+// CHECK-LABEL: tile.kernel @adds
+tile.kernel @adds(%x: !tile.global<2 x f16>, %w: !tile.global<2 x f32>, %all: !tile.global<1 x f32>, %h: i64, %n0: i32) attributes {num_warps = 4 : i64} {
+  %c0 = arith.constant 0 : i32
+  %zero = arith.constant dense<0.0> : tensor<64x32xf32>
+  %a = tile.load %x[%c0, %c0] dims [0, 1] : !tile.global<2 x f16> -> tensor<64x16xf16>
+  %b = tile.load %x[%c0, %c0] dims [1, 0] : !tile.global<2 x f16> -> tensor<16x32xf16>
+  // CHECK: tile.gemm %a, %b, %s ieee split rows
+  %s = tile.dot %a, %b, %zero ieee : tensor<64x16xf16>, tensor<16x32xf16>, tensor<64x32xf32> -> tensor<64x32xf32>
+  // CHECK: tile.copy %s, %s_shared : !tile.buffer<64x32xf32, register>, !tile.buffer<64x32xf32, shared>
+  %t = tile.transpose %s : tensor<64x32xf32> -> tensor<32x64xf32>
+  // CHECK: tile.buffer_map (%s_shared) axes {{\[\[}}1, 0]] into (%d)
+  %d = tile.map (%t) axes [[0, 1]] : (tensor<32x64xf32>) -> tensor<32x64xf32> {
+  ^bb0(%e: f32):
+    %f = arith.negf %e : f32
+    tile.yield %f : f32
+  }
+  %cols = tile.range %n0 : tensor<64xi32>
+  %inside = tile.map (%cols) axes [[0]] : (tensor<64xi32>) -> tensor<64xi1> {
+  ^bb0(%j: i32):
+    %limit = arith.constant 60 : i32
+    %i = arith.cmpi slt, %j, %limit : i32
+    tile.yield %i : i1
+  }
+  // CHECK: tile.buffer_scatter_add (%d, %h, %n0, %n0) axes {{\[\[}}0, 1], [], [], []] into %w
+  // CHECK: %[[COL:.*]] = arith.addi
+  // CHECK: %[[IN:.*]] = arith.cmpi slt,
+  // CHECK: tile.yield %{{.*}}, %{{.*}}, %[[COL]], %[[IN]] : f32, i64, i32, i1
+  tile.scatter_add %d, %w[%h, %cols] where %inside axes [[], [1], [1]] : tensor<32x64xf32>, !tile.global<2 x f32>, i64, tensor<64xi32> where tensor<64xi1>
+  %r = tile.reduce sum %d, 0 : tensor<32x64xf32> -> tensor<64xf32>
+  // CHECK: %[[TOTAL:.*]] = tile.buffer_total sum %r : !tile.buffer<64xf32, register> -> f32
+  %total = tile.reduce sum %r, 0 : tensor<64xf32> -> f32
+  // CHECK: tile.atomic_add %[[TOTAL]], %all[%h : i64] dims [] : f32, !tile.global<1 x f32>
+  tile.atomic_add %total, %all[%h : i64] dims [] : f32, !tile.global<1 x f32>
+  tile.end
+}
