@@ -52,6 +52,11 @@ class Arch:
     tf32: bool = False
 
     @property
+    def copies_blocks(self) -> bool:
+        """Whether an engine of the device copies whole blocks of tensors, as descriptors say."""
+        return _WGMMA in self.matrix
+
+    @property
     def max_warps_per_block(self) -> int:
         return self.max_threads_per_block // self.warp_size
 

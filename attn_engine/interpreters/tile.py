@@ -17,8 +17,10 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_memory import DescribeOp
+from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
 from attn_engine.errors import UnsupportedOpError
-from attn_engine.interpreters import tile_memory
+from attn_engine.interpreters import tile_block, tile_memory
 from attn_engine.interpreters.scalar import SCALAR_OPS, DtypeOf, exact_dtype, oracle_dtypes
 from attn_engine.interpreters.tile_memory import Owners
 
@@ -297,6 +299,9 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     tile.ProgramIdOp: _program_id,
     tile.LoadOp: _load,
     tile.StoreOp: _store,
+    DescribeOp: tile_block.describe,
+    LoadBlockOp: tile_block.load_block,
+    StoreBlockOp: tile_block.store_block,
     tile.AtomicAddOp: _atomic_add,
     tile.GatherOp: _gather,
     tile.ScatterAddOp: _scatter_add,

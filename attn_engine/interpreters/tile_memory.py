@@ -86,7 +86,7 @@ class Owners:
     def __init__(self) -> None:
         self._of: dict[int, Tensor] = {}
 
-    def claim(self, op: tile.Access, tensor: Tensor, access: Window, program: int) -> None:
+    def claim(self, op: object, tensor: Tensor, access: Window, program: int) -> None:
         owner = self._of.get(id(tensor))
         if owner is None:
             owner = self._of[id(tensor)] = torch.full(tensor.shape, -1, dtype=torch.int32)

@@ -46,8 +46,14 @@ class ConvertRecurrenceToTilePass(ModulePass):
     tf32: bool = False
     """Let products of f32 operands round them to 10 bits of mantissa."""
 
+    descriptors: bool = False
+    """Copy whole blocks of tensors through descriptors, which the device must have; not those of packed sequences."""
+
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        form = Form(self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32)
+        form = Form(
+            self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32,
+            self.descriptors,
+        )  # fmt: skip
         kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
             if any(isinstance(o, kinds) for o in function.body.block.ops):

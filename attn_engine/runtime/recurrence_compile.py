@@ -31,6 +31,7 @@ class Schedule:
     num_stages: int = 2
     pad: bool = True
     tf32: bool = False
+    descriptors: bool = False
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
@@ -103,8 +104,13 @@ def compiled_for(request: Request) -> Compiled:
 # --- the schedule that a target gets by default ------------------------------------------------------
 
 
-def default_schedule(target: Target, kind: Kind, programs: int, tokens: int, tf32: bool, stepwise: bool) -> Schedule:
-    """`programs` is the number of heads of all sequences; `stepwise` goes token by token."""
+def default_schedule(
+    target: Target, kind: Kind, programs: int, tokens: int, tf32: bool, stepwise: bool, blocks: bool = False
+) -> Schedule:
+    """`programs` is the number of heads of all sequences; `stepwise` goes token by token.
+
+    `blocks` says that all tensors lie as descriptors want them (see `in_blocks`).
+    """
     if target.backend == "cpu":
         return Schedule(chunk=1 if stepwise else 64, pad=False)
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
@@ -112,6 +118,8 @@ def default_schedule(target: Target, kind: Kind, programs: int, tokens: int, tf3
         return Schedule(chunk=1, value_block=16, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1)
     value_block = _value_block(max(kind.key, kind.value))
     schedule = Schedule(value_block=value_block, num_stages=_stages(arch, kind, value_block), tf32=tf32)
+    if blocks and arch.copies_blocks and not kind.bounds:
+        schedule = replace(schedule, descriptors=True)
     return replace(schedule, pieces=_pieces(arch, programs * -(-kind.value // value_block), tokens))
 
 

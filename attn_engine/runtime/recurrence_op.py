@@ -6,7 +6,7 @@ graph holds tensors and plain numbers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,28 @@ from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 
 
-def compilation(x: Operands, final: bool, stepwise: bool, backend: str, wrt: tuple[str, ...] = ()) -> Compiled:
-    """The compilation for these tensors; an empty `backend` is the device's own."""
+def compilation(
+    x: Operands, final: bool, stepwise: bool, backend: str, others: Sequence[Tensor], wrt: tuple[str, ...] = ()
+) -> Compiled:
+    """The compilation for these tensors; `others` have channels too. An empty `backend` is the device's own."""
     kind, target = x.kind(final), target_of(x.q.device, backend or None)
     sequences = x.q.shape[0] if x.bounds is None else x.bounds.shape[0] - 1
     heads, tokens = x.v.shape[1], x.v.shape[2]
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.linear)
+    blocks = in_blocks([x.q, x.k, x.v, *others])
+    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.linear, blocks)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))
+
+
+def in_blocks(tensors: Sequence[Tensor]) -> bool:
+    """Whether descriptors can be made of all of these: rows that are contiguous, and start at multiples of 16 bytes."""
+    for x in tensors:
+        unit = 16 // x.element_size()
+        strides = [s for n, s in zip(x.shape[:-1], x.stride(), strict=False) if n > 1]
+        rows = x.stride(-1) == 1 and x.shape[-1] % unit == 0 and all(s > 0 and s % unit == 0 for s in strides)
+        if not x.numel() or not rows or x.data_ptr() % 16:
+            return False
+    return True
 
 
 def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:
@@ -76,7 +90,7 @@ def recurrence(
     results = _results(q, v, bounds, final)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
-    _launch(compilation(x, final, stepwise, backend).forward(), q, k, v, scale, *given, *results)
+    _launch(compilation(x, final, stepwise, backend, results[:1]).forward(), q, k, v, scale, *given, *results)
     return results
 
 
@@ -115,7 +129,7 @@ def recurrence_step(
     o = _output(v)
     x = Operands(q, k, v, decay, beta, weight, state, bounds)
     given = [t for t in x.optional if t is not None]
-    _launch(compilation(x, True, True, backend).forward(), q, k, v, scale, *given, o, state)
+    _launch(compilation(x, True, True, backend, [o]).forward(), q, k, v, scale, *given, o, state)
     return o
 
 
@@ -169,7 +183,8 @@ def recurrence_backward(
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     results = _gradient_results(inputs, wrt)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
-    compiled = compilation(x, False, False, backend, tuple(wrt.split()))
+    gradients = [r for n, r in zip(wrt.split(), results, strict=True) if n in ("q", "k", "v")]
+    compiled = compilation(x, False, False, backend, [d_o, *gradients], tuple(wrt.split()))
     start = initial.transpose(2, 3) if initial is not None and beta is None else initial
     given = [x for x in (decay, beta, weight, start, bounds) if x is not None]
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]

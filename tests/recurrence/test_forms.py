@@ -18,6 +18,8 @@ FORMS = [
     Schedule(chunk=64, value_block=32),
     Schedule(chunk=16, value_block=16, pieces=3),
     Schedule(chunk=1, value_block=16),
+    Schedule(chunk=16, value_block=16, descriptors=True),
+    Schedule(chunk=16, value_block=16, pieces=3, descriptors=True),
     Schedule(chunk=16, pad=False),
 ]
 KIND = Kind(torch.float32, 16, 24, "token", weight=True, initial=True, final=True)
@@ -35,7 +37,9 @@ def tiles(schedule, wrt=()):
     return to_tile(module, request)
 
 
-@pytest.mark.parametrize("schedule", FORMS, ids=lambda s: f"chunk{s.chunk}-pieces{s.pieces}-pad{s.pad}")
+@pytest.mark.parametrize(
+    "schedule", FORMS, ids=lambda s: f"chunk{s.chunk}-pieces{s.pieces}-pad{s.pad}-blocks{s.descriptors}"
+)
 @pytest.mark.parametrize("tokens", [0, 1, 50])
 def test_all_forms_agree(schedule, tokens):
     x, given = operands(tokens)
@@ -67,7 +71,7 @@ def test_no_exponent_is_positive(backward, monkeypatch):
         results = [torch.empty_like(t) for t in (*given[:3], *given[4:], x["initial_state"])]
         states = [x["initial_state"].mT, torch.ones_like(o), state, state + 1, (state + 1).mT]
         wrt = ("q", "k", "v", "decay", "weight", "initial")
-        run_plan(tiles(FORMS[0], wrt), "backward", [*given, *states, *results])
+        run_plan(tiles(FORMS[5], wrt), "backward", [*given, *states, *results])
     assert seen
     assert max(seen) <= 0
 

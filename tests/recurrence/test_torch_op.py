@@ -11,6 +11,7 @@ from attn_engine.frontend.recurrence import Kind
 from attn_engine.runtime import recurrence_op
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.recurrence_compile import Schedule, default_schedule
+from attn_engine.runtime.recurrence_op import in_blocks
 from tests.recurrence.support import assert_near, inputs, leaves
 
 
@@ -88,6 +89,28 @@ def test_schedules_of_a_gpu():
     assert schedule(128, 4096, Kind(torch.bfloat16, 256, 256, "token")).value_block == 32
     assert schedule(128, 4096, Kind(torch.float32, 256, 256, "token")).num_stages == 1
     assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True).chunk == 1
+
+
+@pytest.mark.parametrize(
+    ("arch", "bounds", "wanted"), [("sm_90", False, True), ("sm_90", True, False), ("sm_80", False, False)]
+)
+def test_blocks_are_copied_where_the_device_can(arch, bounds, wanted):
+    kind, target = Kind(torch.bfloat16, 128, 128, "token", bounds=bounds), Target("triton", arch)
+    assert default_schedule(target, kind, 128, 4096, False, False, blocks=True).descriptors is wanted
+
+
+def test_tensors_that_descriptors_can_be_made_of():
+    x = torch.zeros(2, 4, 64, 64, dtype=torch.bfloat16)
+    assert in_blocks([x, x.transpose(1, 2), x[:, :1].expand(-1, 1, -1, -1), x[..., 8:24]])
+    for other in (
+        x.mT,
+        x[..., 4:12],
+        x[..., :12],
+        x[:, :1].expand(-1, 4, -1, -1),
+        x[:, :, :0],
+        x.flatten()[4:].view(-1)[:64].view(1, 64),
+    ):
+        assert not in_blocks([x, other])
 
 
 def test_weight_beside_beta_is_refused():

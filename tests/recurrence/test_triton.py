@@ -29,9 +29,16 @@ def empty(*like):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "pieces", "dtype"), [(70, 1, torch.float32), (150, 3, torch.float32), (65, 1, torch.float16)]
+    ("tokens", "dtype", "schedule"),
+    [
+        (70, torch.float32, {}),
+        (150, torch.float32, {"pieces": 3}),
+        (65, torch.float16, {}),
+        (70, torch.float32, {"descriptors": True}),
+        (150, torch.float16, {"descriptors": True, "pieces": 3}),
+    ],
 )
-def test_forward_and_backward(tokens, pieces, dtype):
+def test_forward_and_backward(tokens, dtype, schedule):
     x = inputs(tokens, batch=1, heads=2, shared=1, dtype=dtype)
     kind = Kind(dtype, 16, 24, "token", weight=True, initial=True, final=True)
     want = exact(x)
@@ -39,7 +46,7 @@ def test_forward_and_backward(tokens, pieces, dtype):
     operands, initial = given_to_plan(x)
     o, final = empty(right_o.transpose(1, 2), right_final)
     o = o.to(dtype)
-    plans(kind, pieces=pieces)["forward"](*operands, initial, o, final)
+    plans(kind, **schedule)["forward"](*operands, initial, o, final)
     tolerance = 5e-5 if dtype == torch.float32 else 4e-3
     assert_near("o", o.float(), right_o.detach().transpose(1, 2), tolerance)
     assert_near("final", final, right_final.detach(), tolerance)
@@ -47,7 +54,7 @@ def test_forward_and_backward(tokens, pieces, dtype):
     gradients = torch.autograd.grad((right_o * d_o).sum() + (right_final * d_final).sum(), list(want.values()))
     results = [t.to(dtype) if n < 3 else t for n, t in enumerate(empty(*operands[:3], *operands[4:], initial))]
     kind = Kind(dtype, 16, 24, "token", weight=True, initial=True)
-    found = interpret(source_of_backward(kind, pieces))
+    found = interpret(source_of_backward(kind, schedule))
     found["backward"](
         *operands,
         initial.transpose(2, 3),
@@ -62,8 +69,8 @@ def test_forward_and_backward(tokens, pieces, dtype):
         assert_near(f"d_{name}", got.float(), right, tolerance)
 
 
-def source_of_backward(kind, pieces):
-    request = Request(kind, "triton", Schedule(value_block=16, pieces=pieces))
+def source_of_backward(kind, schedule):
+    request = Request(kind, "triton", Schedule(value_block=16, **schedule))
     return source_of(request, WRT, d_final=True)
 
 

@@ -10,6 +10,8 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.triton.emit_map import joined
 from attn_engine.backends.triton.printer import KernelPrinter, along, shape_text, spread, wide
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_types import DescriptorType
 
 
 def _place(
@@ -101,10 +103,26 @@ def print_scatter_add(printer: KernelPrinter, op: tile.ScatterAddOp) -> None:
     printer.writer.line(f'tl.atomic_add({place}, {printer.text(op.value)}{mask}, sem="relaxed")')
 
 
+def print_load_block(printer: KernelPrinter, op: LoadBlockOp) -> None:
+    """Triton reads the block without its leading ones: the reshape costs nothing."""
+    coordinates = ", ".join(printer.texts(op.coordinates))
+    shape = shape_text(tile.shape_of(op.result))
+    printer.assign(op, f"tl.reshape({printer.text(op.source)}.load([{coordinates}]), {shape})")
+
+
+def print_store_block(printer: KernelPrinter, op: StoreBlockOp) -> None:
+    assert isinstance(op.target.type, DescriptorType)
+    coordinates, shape = ", ".join(printer.texts(op.coordinates)), shape_text(op.target.type.get_shape())
+    value = f"tl.reshape({printer.text(op.value)}, {shape})"
+    printer.writer.line(f"{printer.text(op.target)}.store([{coordinates}], {value})")
+
+
 MEMORY_RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: print_load,
     tile.StoreOp: print_store,
     tile.AtomicAddOp: print_atomic_add,
     tile.GatherOp: print_gather,
     tile.ScatterAddOp: print_scatter_add,
+    LoadBlockOp: print_load_block,
+    StoreBlockOp: print_store_block,
 }

@@ -11,9 +11,10 @@ from xdsl.utils.hints import isa
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.triton import types
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.errors import UnsupportedTileShapeError
 
-RESERVED = ("tl", "triton", "torch", "KERNELS", "_add", "_max", "_min", "float", "range")
+RESERVED = ("tl", "triton", "torch", "KERNELS", "_add", "_max", "_min", "describe", "float", "range")
 GRID_AXES = 3
 
 
@@ -51,7 +52,7 @@ class KernelPrinter:
                     raise UnsupportedTileShapeError(op.name, str(result.type), types.BACKEND_NAME)
 
     def scalars(self) -> list[SSAValue]:
-        return [a for a in self.kernel.body.block.args if not isinstance(a.type, tile.GlobalType)]
+        return [a for a in self.kernel.body.block.args if not isinstance(a.type, tile.GlobalType | DescriptorType)]
 
     def text(self, value: SSAValue) -> str:
         return self.names.of(value)

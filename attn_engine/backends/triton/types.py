@@ -6,6 +6,7 @@ from xdsl.dialects import arith, math
 from xdsl.ir import Attribute, Operation
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.errors import UnsupportedOpError
 
 BACKEND_NAME = "triton"
@@ -38,7 +39,11 @@ def unsigned(element: Attribute) -> str:
 
 
 def signature(type_: Attribute) -> str:
-    """The type of a kernel argument as Triton's compiler names it: `*fp16` for a global tensor, `i32` for a scalar."""
+    """The type of a kernel argument as Triton's compiler names it: `*fp16` for a global tensor, `i32` for a scalar,
+    `tensordesc<fp16[1, 1, 64, 128]>` for a descriptor."""
+    if isinstance(type_, DescriptorType):
+        element = str(type_.element_type)
+        return f"tensordesc<{_SIGNATURE.get(element, element)}{list(type_.get_shape())}>"
     element = str(tile.element_of(type_))
     star = "*" if isinstance(type_, tile.GlobalType) else ""
     return star + _SIGNATURE.get(element, element)

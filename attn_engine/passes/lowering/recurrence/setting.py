@@ -10,6 +10,8 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_memory import DescribeOp
+from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
 from attn_engine.errors import StaticSizeError
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
 from attn_engine.passes.lowering.scope import Index, Scope
@@ -26,6 +28,7 @@ class Form:
     num_stages: int
     pad: bool
     tf32: bool
+    descriptors: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:
@@ -57,6 +60,9 @@ class Setting:
     """Summed decays, by log decay."""
     splits: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     """By rows of a sweep: how many parts of the channels they are the sums of."""
+    descriptors: dict[tuple[SSAValue, int, int], SSAValue] = field(
+        default_factory=dict[tuple[SSAValue, int, int], SSAValue]
+    )
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
 
     def of(self, value: SSAValue) -> SSAValue:
@@ -69,6 +75,16 @@ class Setting:
     def blocks(self, size: Index, block: int, hint: str) -> SSAValue:
         scope = self.plan.scope
         return scope.add(arith.CeilDivSIOp(scope.value(size), scope.value(block)), hint).result
+
+    def described(self, value: SSAValue, rows: int, columns: int) -> SSAValue:
+        """A descriptor of a value of the function, or of the plan, for blocks [rows, columns]; made once."""
+        key = (self.values.get(value, value), rows, columns)
+        if key not in self.descriptors:
+            source = key[0]
+            self.descriptors[key] = self.plan.scope.add(
+                DescribeOp(source, [1, 1, rows, columns]), f"{source.name_hint}_blocks"
+            ).result
+        return self.descriptors[key]
 
     def temporary(self, sizes: Sequence[Index], element: Attribute, hint: str) -> SSAValue:
         scope = self.plan.scope
@@ -134,6 +150,11 @@ class View:
         return scope.add(tile.LoadOp(bounds, [index], [], i32), "bound").result
 
     @property
+    def whole_blocks(self) -> bool:
+        """Whether rows go through descriptors: those know where a tensor ends, not where one of its sequences does."""
+        return self.sizes.setting.form.descriptors and self.sizes.bounds is None
+
+    @property
     def length(self) -> Index:
         return self.kernel.scope.minus(self.end, self.begin, "length")
 
@@ -153,11 +174,27 @@ class View:
 
     def rows(self, scope: Scope, tensor: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue) -> SSAValue:
         """[count, channels] of a tensor of rank 4 from a token and a channel on; tokens past the end are 0."""
+        index, hint = [self.b, self.head(tensor), t0, c0], f"{tensor.name_hint or 'x'}_tile"
+        if self.whole_blocks:
+            blocks = self.kernel.take(self.sizes.setting.described(tensor, count, head.tile))
+            return scope.add(LoadBlockOp(blocks, index), hint).result
         limits = {0: self.end} | channel_limit(scope, head, 1)
         source = self.take(tensor)
         type_ = TensorType(tile.element_of(source), [count, head.tile])
-        index = [self.b, self.head(tensor), t0, c0]
-        return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), f"{tensor.name_hint or 'x'}_tile").result
+        return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), hint).result
+
+    def store_rows(
+        self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue, head: Head, c0: SSAValue
+    ) -> None:
+        """Writes rows of all heads, a value of the plan, from a token and a channel on; none past the end."""
+        index = [self.b, self.h, t0, c0]
+        if self.whole_blocks:
+            rows, columns = tile.shape_of(value)
+            blocks = self.kernel.take(self.sizes.setting.described(target, rows, columns))
+            scope.add(StoreBlockOp(value, blocks, index))
+            return
+        limits = {0: self.end} | channel_limit(scope, head, 1)
+        scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 3], limits))
 
     def vector(self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str) -> SSAValue:
         """One number per token of a kernel argument [B, H, T]; past the end 0."""

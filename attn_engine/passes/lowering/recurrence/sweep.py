@@ -229,10 +229,8 @@ class Chunk:
         result = terms.take(o, 0, 1)
         if walk.reverse and self.weight is not None:
             result = terms.mul(result, terms.take(self.weight, 0))
-        target = view.kernel.take(walk.o)
-        stored = terms.result(result, tile.element_of(target))
-        limits = {0: view.end} | ({1: scope.value(sweep.value.size)} if sweep.value.size % sweep.value.tile else {})
-        scope.add(tile.StoreOp(stored, target, [view.b, view.h, self.t0, sweep.v0], [2, 3], limits))
+        stored = terms.result(result, tile.element_of(walk.o))
+        view.store_rows(scope, stored, walk.o, self.t0, sweep.value, sweep.v0)
 
     def _next(self, state: SSAValue) -> SSAValue:
         """The state after the chunk."""
