@@ -10,18 +10,20 @@ from xdsl.dialects.builtin import ArrayAttr, FloatAttr, f32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from attn_engine.dialects import attn
-from attn_engine.ir.autodiff.graph import Graph, Needs, Slicer
+from attn_engine.ir.autodiff.graph import IDENTITY, Graph, Needs, Slicer
 from attn_engine.passes.backward_dead_rows import INF, DeadRows, element_code
 from attn_engine.passes.backward_saved import choose_saved
 from attn_engine.passes.backward_sweep import Accumulation, Arguments
 
-_START = {attn.ReduceKind.SUM: 0.0, attn.ReduceKind.COUNT: 0.0, attn.ReduceKind.MAX: -INF, attn.ReduceKind.MIN: INF}
 _COMBINE: dict[attn.ReduceKind, type[arith.AddfOp | arith.MaximumfOp | arith.MinimumfOp]] = {
     attn.ReduceKind.SUM: arith.AddfOp,
     attn.ReduceKind.COUNT: arith.AddfOp,
     attn.ReduceKind.MAX: arith.MaximumfOp,
     attn.ReduceKind.MIN: arith.MinimumfOp,
 }
+
+
+_OEQ = 1
 
 
 @dataclass
@@ -110,7 +112,9 @@ class BackwardCode:
             read = [stage[v] for v in _operands(value) if v in stage]
             own = isinstance(value.owner, attn.RowReduceOp) and value.owner.result is value
             if own and self.graph.needs[value] & Needs.BACKWARD:
-                stage[value] = max(read, default=-1) + 1
+                best = _extremum_attained(value)
+                before = [stage[v] for v in _behind_attained(value) if v in stage] if best else read
+                stage[value] = max([s + 1 for s in before] + ([stage[best]] if best else []), default=0)
             elif read:
                 stage[value] = max(read)
         sums = [v for v in stage if isinstance(v.owner, attn.RowReduceOp)]
@@ -163,16 +167,27 @@ class BackwardCode:
         running = {v: slicer.known.pop(v) for v in stage}
         states: list[SSAValue] = []
         for value in stage:
-            assert isinstance(value.owner, attn.RowReduceOp)
-            slicer.value(value)
-            combine = _COMBINE[value.owner.kind.data](running[value], slicer.known[value])
+            old, best = running[value], _extremum_attained(value)
+            if best is not None and best in running:
+                old = self._still_attained(block, value, old, running[best], slicer.known[best])
+            combine = _COMBINE[_kind(value)](old, slicer.value(value))
             block.add_op(combine)
             states.append(combine.result)
+            slicer.known[value] = combine.result
         block.add_op(attn.StepYieldOp(states))
         return Region(block)
 
+    @staticmethod
+    def _still_attained(block: Block, value: SSAValue, old: SSAValue, before: SSAValue, now: SSAValue) -> SSAValue:
+        """A running reduction over the elements that attain an extremum: it starts again with a new extremum."""
+        nothing = arith.ConstantOp(FloatAttr(IDENTITY[_kind(value)], f32))
+        same = arith.CmpfOp(before, now, "oeq")
+        kept = arith.SelectOp(same.result, old, nothing.result)
+        block.add_ops([nothing, same, kept])
+        return kept.result
+
     def init(self) -> ArrayAttr[ArrayAttr[FloatAttr]]:
-        return ArrayAttr(ArrayAttr(FloatAttr(_START[_kind(v)], f32) for v in stage) for stage in self.stages)
+        return ArrayAttr(ArrayAttr(FloatAttr(IDENTITY[_kind(v)], f32) for v in stage) for stage in self.stages)
 
     def _row_inputs(self) -> list[SSAValue]:
         return [self.arguments.delta, *self.saved, *self.arguments.d_outputs]
@@ -200,3 +215,30 @@ def _operands(value: SSAValue) -> Sequence[SSAValue]:
 def _kind(value: SSAValue) -> attn.ReduceKind:
     assert isinstance(value.owner, attn.RowReduceOp)
     return value.owner.kind.data
+
+
+def _extremum_attained(value: SSAValue) -> SSAValue | None:
+    """m where the value is a reduction over the elements x = m, and m the maximum or minimum of x."""
+    condition = _condition(value)
+    if not isinstance(condition, arith.CmpfOp) or condition.predicate.value.data != _OEQ:
+        return None
+    best = condition.rhs.owner
+    return condition.rhs if isinstance(best, attn.RowReduceOp) and best.value is condition.lhs else None
+
+
+def _condition(value: SSAValue) -> Operation | Block | None:
+    """What decides which elements are in a reduction, where the others have no part in it."""
+    assert isinstance(value.owner, attn.RowReduceOp)
+    select = value.owner.value.owner
+    if not isinstance(select, arith.SelectOp) or not isinstance(select.rhs.owner, arith.ConstantOp):
+        return None
+    nothing = select.rhs.owner.value
+    is_identity = isinstance(nothing, FloatAttr) and nothing.value.data == IDENTITY[_kind(value)]
+    return select.cond.owner if is_identity else None
+
+
+def _behind_attained(value: SSAValue) -> list[SSAValue]:
+    """What a reduction over the elements that attain an extremum reads, but for the extremum."""
+    assert isinstance(value.owner, attn.RowReduceOp) and isinstance(value.owner.value.owner, arith.SelectOp)
+    select = value.owner.value.owner
+    return [select.lhs, *_operands(select.cond)[:1]]

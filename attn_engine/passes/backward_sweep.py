@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import log
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, f32
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn
@@ -30,7 +30,7 @@ from attn_engine.ir.autodiff.writer import Writer
 
 # More terms than this become one value: paths through the code can double at every operation.
 TERM_LIMIT = 12
-INF = float("inf")
+TIE = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -214,23 +214,36 @@ class Sweep:
             self._extremum(op, terms)
 
     def _extremum(self, op: attn.RowReduceOp, terms: Terms) -> None:
-        """Who attains the extremum is found by the backward pass itself: its scores may be rounded in another way."""
+        """One loop of the backward pass finds who attains the extremum; all other code compares keys, not scores.
+
+        A score that another kernel computes again may be rounded in another way.
+        """
         graph, value = self.graph, op.value
         if not graph.is_element(value):
             self.row[value] += terms
             return
         best = graph.reduce(op.kind.data, value)
-        hit = graph.compare(value, best, "oeq")
-        zero, one = graph.constant(0.0), graph.constant(1.0)
+        attained = graph.compare(value, best, "oeq")
+        position = graph.emit(arith.SIToFPOp(self.arguments.indices[3], f32))
+        first = graph.reduce_where(attn.ReduceKind.MIN, attained, position)
+        is_first = graph.compare(position, first, "oeq")
         if op.ties is not None and op.ties.data == attn.TieRule.FIRST:
-            position = graph.emit(arith.SIToFPOp(self.arguments.indices[3], f32))
-            infinite = graph.emit(arith.ConstantOp(FloatAttr(INF, f32)))
-            first = graph.reduce(attn.ReduceKind.MIN, graph.select(hit, position, infinite))
-            share = Term(guards=frozenset({(graph.compare(position, first, "oeq"), True)}))
+            share = Term(guards=frozenset({(is_first, True)}))
         else:
-            ties = graph.reduce(attn.ReduceKind.SUM, graph.select(hit, one, zero))
+            last = graph.reduce_where(attn.ReduceKind.MAX, attained, position)
+            ties = graph.reduce_where(attn.ReduceKind.SUM, attained, graph.constant(1.0))
+            hit = graph.emit(arith.OrIOp(is_first, graph.compare(position, last, "oeq")))
+            hit = graph.emit(arith.OrIOp(hit, self._further_tie(value, best, ties)))
             share = Term(1.0, {ties: -1.0}, frozenset({(hit, True)}))
         self.element[value] += product(terms, [share])
+
+    def _further_tie(self, value: SSAValue, best: SSAValue, ties: SSAValue) -> SSAValue:
+        """Of three ties or more those in the middle are known by their value, up to how it may be rounded."""
+        graph = self.graph
+        distance = graph.emit(math.AbsFOp(graph.sub(value, best)))
+        size = graph.emit(math.AbsFOp(best))
+        near = graph.compare(distance, graph.mul(size, graph.constant(TIE)), "ole")
+        return graph.emit(arith.AndIOp(graph.compare(ties, graph.constant(2.5), "ogt"), near))
 
 
 def _both_ways(pair: list[tuple[float, SSAValue]]) -> list[list[tuple[float, SSAValue]]]:

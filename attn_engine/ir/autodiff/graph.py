@@ -17,6 +17,14 @@ from xdsl.traits import IsTerminator
 
 from attn_engine.dialects import attn
 
+IDENTITY = {
+    attn.ReduceKind.SUM: 0.0,
+    attn.ReduceKind.COUNT: 0.0,
+    attn.ReduceKind.MAX: float("-inf"),
+    attn.ReduceKind.MIN: float("inf"),
+}
+"""What a reduction of no elements gives."""
+
 Change = SSAValue | Sequence[Operation] | None
 Simplify = Callable[[Operation], Change]
 
@@ -156,6 +164,10 @@ class Graph:
             self._known[key] = op.result
             self._record(op.result, Needs.BACKWARD)
         return self._known[key]
+
+    def reduce_where(self, kind: attn.ReduceKind, condition: SSAValue, value: SSAValue) -> SSAValue:
+        """A reduction of the backward pass over the elements for which a condition holds."""
+        return self.reduce(kind, self.select(condition, value, self.constant(IDENTITY[kind])))
 
     # --- whole regions ---------------------------------------------------------------------------
 

@@ -130,5 +130,12 @@ class KeyGradients:
 
 
 def compares_scores(op: attn.BackwardOp) -> bool:
-    """Whether the element code finds a maximum or minimum again by equality."""
-    return any(isinstance(o, arith.CmpfOp) and o.predicate.value.data == _OEQ for o in op.element.block.ops)
+    """Whether the element code compares scores for equality: a weight that a key has for being the maximum."""
+    block = op.element.block
+    scores: set[SSAValue] = {block.args[0]}
+    for inner in block.ops:
+        if scores.intersection(inner.operands):
+            if isinstance(inner, arith.CmpfOp) and inner.predicate.value.data == _OEQ:
+                return True
+            scores.update(inner.results)
+    return False

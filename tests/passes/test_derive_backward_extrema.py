@@ -1,0 +1,62 @@
+"""Gradients of a maximum or minimum: one loop finds who attains it, and no other code compares scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_engine.interpreters.attn_backward import _Backward
+from attn_engine.passes.lowering.key_gradients import compares_scores
+from tests.passes.test_derive_backward import first_of_maxima, inputs, min_max, with_maximum, wrong_softmax_one
+from tests.support.gradients import check_gradients, derive
+from tests.support.scalar_builder import attention
+
+FUNCTIONS = {
+    "wrong softmax one": wrong_softmax_one,
+    "with maximum": with_maximum,
+    "first of maxima": first_of_maxima,
+    "min max": min_max,
+    "scaled by the maximum": lambda s, at: (s - s.max()).exp() * s.max().tanh(),
+}
+
+
+@pytest.fixture
+def rounds_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single elements have scores that differ from those of the row steps by one rounding, up or down."""
+    elements = _Backward._elements
+
+    def rounded(self, x, *rest):
+        signs = torch.where(torch.arange(x.numel()).view(x.shape) % 3 == 0, 1.0, -1.0).to(x.dtype)
+        return elements(self, x * (1 + signs * 2.0**-52), *rest)
+
+    monkeypatch.setattr(_Backward, "_elements", rounded)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("ties", [1, 2, 3, 5])
+@pytest.mark.usefixtures("rounds_differently")
+def test_scores_rounded_differently(name: str, ties: int) -> None:
+    q, k, v = inputs()
+    k[:, :, :ties] = 3 * k[:, :, :1]
+    check_gradients(attention(FUNCTIONS[name]), (q, k, v), block=2)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_loop_for_all_extrema(name: str) -> None:
+    _, backward = derive(attention(FUNCTIONS[name]), ["q", "k", "v"])
+    assert len(backward.row_steps) == 1
+    assert not compares_scores(backward)
+
+
+def test_a_later_extremum_starts_the_count_again() -> None:
+    """Ascending scores, of which every block has a new maximum; then equal ones across blocks."""
+    q, k, v = inputs()
+    q[:], k[:] = 0.5, torch.arange(k.shape[2], dtype=torch.float64).view(1, 1, -1, 1) // 3
+    for block in (1, 2, 4, 16):
+        check_gradients(attention(wrong_softmax_one), (q, k, v), block=block)
+        check_gradients(attention(first_of_maxima), (q, k, v), block=block)
+
+
+def test_weights_that_compare_scores_are_seen() -> None:
+    _, backward = derive(attention(lambda s, at: s.equals(s.max()).where(s, 0.0)), ["q", "k", "v"])
+    assert compares_scores(backward)
