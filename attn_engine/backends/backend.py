@@ -56,6 +56,8 @@ class Backend:
     check: Callable[[], Availability]
     suffix: str = field(default=".py")
     """File name suffix of the source text."""
+    knows_whole: bool = False
+    """Whether kernels gain enough from lengths that are multiples of their blocks to be compiled for them apart."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

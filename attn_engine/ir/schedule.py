@@ -165,6 +165,11 @@ class Schedule:
         for kind in Kind:
             getattr(self, kind.value).validate(kind, arch, heads)
 
+    def divides(self, length: int) -> bool:
+        """Whether every block of every kernel divides a length."""
+        kernels = (self.forward, self.rows, self.dq, self.dkdv)
+        return all(length % size == 0 for kernel in kernels for size in (kernel.block_m, kernel.block_n))
+
     def pass_options(self) -> str:
         """As `convert-attn-to-tile` takes them: `forward=128,64,8,3 rows=... tf32=false`."""
         kernels = [f.name for f in fields(self) if f.name != "tf32"]

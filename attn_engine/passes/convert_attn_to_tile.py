@@ -47,6 +47,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Let products of f32 operands round them to 10 bits of mantissa."""
     covered: bool = False
     """Captures are at least as long as the tensors wherever b, h, q or kv index them directly: no guard is needed."""
+    whole: bool = False
+    """Both lengths are multiples of every block: no block goes beyond its tensor, and none is loaded or masked as if."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
 
@@ -61,7 +63,7 @@ class ConvertAttnToTilePass(ModulePass):
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
         if isinstance(op, attn.OnlineOp):
             return ForwardLowering(
-                op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, self.covered
+                op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, self.covered, self.whole
             ).run()
         blocks = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
-        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32, self.covered).run()
+        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32, self.covered, self.whole).run()

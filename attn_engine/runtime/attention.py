@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from attn_engine.backends.backend import get_backend
 from attn_engine.errors import AsyncUnsupportedError, UnsupportedOpError
 from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
@@ -48,12 +49,18 @@ class Trace:
     rules: CaptureRules
 
 
+MULTIPLES = (128, 64, 1)
+"""Classes of lengths by what divides them: few, because each is a compilation of its own."""
+
+
 class Known(NamedTuple):
     """What a call's values promise to its kernels."""
 
     positive_scale: bool
     covered: bool
     length: Length
+    multiple: int
+    """The largest of `MULTIPLES` that divides both lengths."""
 
 
 @dataclass(eq=False)
@@ -70,7 +77,8 @@ class Attention(Inspection):
 
     Kernels are built when first needed for a dtype, head dims and a set of tensors that need
     gradients, and kept in memory. New lengths, batches and numbers of heads build nothing, but that
-    up to 64 and from 8192 positions on other block sizes may be taken. Copies and pickles carry no kernels.
+    up to 64 and from 8192 positions on other block sizes may be taken, and that lengths which are multiples of
+    the blocks get kernels without remainders. Copies and pickles carry no kernels.
     """
 
     definition: Definition
@@ -123,7 +131,8 @@ class Attention(Inspection):
         check_captures(trace.rules.names, captures, q.device)
         trace.rules.check(captures, sizes)
         length = Length.of(max(sizes.q_len, sizes.kv_len))
-        known = Known(factor > 0, trace.rules.covered(captures, sizes), length)
+        multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
+        known = Known(factor > 0, trace.rules.covered(captures, sizes), length, multiple)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -186,7 +195,9 @@ class Attention(Inspection):
         self, trace: Trace, target: Target, wrt: tuple[str, ...], inputs: Inputs, known: Known, tf32: bool
     ) -> Compiled:
         default = default_schedule(target, trace.traced.module, tf32, known.length)
-        request = Request(wrt, target.backend, self.options.apply(default), known.positive_scale, known.covered)
+        schedule = self.options.apply(default)
+        multiple = known.multiple if get_backend(target.backend).knows_whole else 1
+        request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)

@@ -38,6 +38,8 @@ class Request:
     positive_scale: bool = False
     covered: bool = False
     """Captures are at least as long as the tensors."""
+    multiple: int = 1
+    """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def signature(module: ModuleOp) -> Signature:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
-    convert = convert_spec(request.schedule, request.backend != "cpu", request.positive_scale, request.covered)
+    flags = {"pad": request.backend != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
+    convert = convert_spec(request.schedule, {**flags, "whole": request.schedule.divides(request.multiple)})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 

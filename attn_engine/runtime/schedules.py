@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -25,9 +26,8 @@ OLDEST = "sm_80"
 """Stands for a device that is not in the table."""
 
 
-def convert_spec(schedule: Schedule, pad: bool, positive_scale: bool, covered: bool) -> str:
+def convert_spec(schedule: Schedule, flags: Mapping[str, bool]) -> str:
     """`convert-attn-to-tile{...}` with a schedule."""
-    flags = {"pad": pad, "positive_scale": positive_scale, "covered": covered}
     options = [schedule.pass_options(), *(f"{name}={str(value).lower()}" for name, value in flags.items())]
     return f"convert-attn-to-tile{{{' '.join(options)}}}"
 

@@ -11,4 +11,5 @@ BACKEND = Backend(
     emit=emit,
     build=build,
     check=check,
+    knows_whole=True,
 )

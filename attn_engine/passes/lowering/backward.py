@@ -31,12 +31,13 @@ class BackwardLowering:
     pad: bool
     tf32: bool
     covered: bool
+    whole: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
-        operands = Operands(op, plan, self.pad, self.tf32, self.covered)
+        operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         self._arguments(plan, operands)
         operands.describe()
         self._zero(plan)

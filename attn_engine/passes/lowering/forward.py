@@ -25,12 +25,13 @@ class ForwardLowering:
     tf32: bool
     positive_scale: bool
     covered: bool
+    whole: bool = False
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
         """The kernel and the plan."""
         plan = Plan(self.name)
-        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered)
+        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
         self._arguments(plan)
         operands.describe()
         kernel = Kernel(f"{self.name}_kernel", plan, self.blocks)
@@ -132,7 +133,7 @@ class ForwardLowering:
         store_rows(frame, scope, o, "o", frame.h, q0, self.operands.vo.size, self.operands.vo.padded, frame.sq)
         for name, vector in zip(self.row_names, vectors, strict=True):
             value = spread(scope, vector, (m,))
-            scope.add(tile.StoreOp(value, frame.take(name), [frame.b, frame.h, q0], [2], {0: frame.sq}))
+            scope.add(tile.StoreOp(value, frame.take(name), [frame.b, frame.h, q0], [2], frame.limits(frame.sq)))
 
 
 def score(
@@ -160,5 +161,5 @@ def store_rows(
     limit: SSAValue,
 ) -> None:
     """Writes [rows, head] of a result; rows from `limit` on and padded channels are not written."""
-    limits = {0: limit, **({1: scope.value(size)} if padded else {})}
+    limits = frame.limits(limit) | ({1: scope.value(size)} if padded else {})
     scope.add(tile.StoreOp(value, frame.take(name), [frame.b, h, row0, scope.value(0)], [2, 3], limits))

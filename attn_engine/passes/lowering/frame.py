@@ -51,8 +51,8 @@ class KernelCapture:
 class Operands:
     """The operands of an attention as arguments of a plan, and the sizes that every kernel takes."""
 
-    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool):
-        self.op, self.plan, self.covered = op, plan, covered
+    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False):
+        self.op, self.plan, self.covered, self.whole = op, plan, covered, whole
         self.element: Attribute = tile.element_of(op.q)
         self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
         rounds = tf32 and self.element == f32
@@ -129,7 +129,7 @@ class Frame:
         index = self.heads(program)
         for value, axis, size, hint in ((q, self.q_axis, self.sq, "q"), (kv, self.kv_axis, self.skv, "kv")):
             if value is not None:
-                limit = Bound(size) if masked or axis == 0 else None
+                limit = Bound(size) if (masked or axis == 0) and not self.operands.whole else None
                 index.append(program.index(Bound(value, (axis,)), hint, limit))
         return index
 
@@ -139,7 +139,7 @@ class Frame:
         mask = present(self.operands.op.mask)
         if mask is not None:
             seen = program.inline(mask, index).operands[0]
-        for value, limit in in_range:
+        for value, limit in () if self.operands.whole else in_range:
             inside = program.below(value, Bound(limit))
             seen = inside if seen is None else program.add(arith.AndIOp(seen, inside), "visible")
         program.visible = seen
@@ -150,12 +150,16 @@ class Frame:
         simplify_masked(program)
         return Partition(program, scope, self.shape, self.kv_axis).run(wanted)
 
+    def limits(self, limit: SSAValue | None) -> dict[int, SSAValue]:
+        """Where the rows of a block end; nowhere if no block goes beyond its tensor."""
+        return {} if limit is None or self.operands.whole else {0: limit}
+
     def rows(
         self, scope: Scope, name: str, h: SSAValue, row0: SSAValue, rows: int, head: Head, limit: SSAValue | None
     ) -> SSAValue:
         """Loads [rows, head] of an operand from row0 on; rows from `limit` on are 0."""
         source = self.take(name)
-        limits = {0: limit} if limit is not None else {}
+        limits = self.limits(limit)
         if head.padded:
             limits[1] = scope.value(head.size)
         type_ = TensorType(tile.element_of(source), [rows, head.tile])
@@ -166,8 +170,8 @@ class Frame:
         self, scope: Scope, source: SSAValue, row0: SSAValue, rows: int, limit: SSAValue | None, hint: str
     ) -> SSAValue:
         """Loads a saved row vector [B, H, Sq]."""
-        limits = {0: limit} if limit is not None else {}
-        return scope.add(tile.LoadOp(source, [self.b, self.h, row0], [2], TensorType(f32, [rows]), limits), hint).result
+        type_ = TensorType(f32, [rows])
+        return scope.add(tile.LoadOp(source, [self.b, self.h, row0], [2], type_, self.limits(limit)), hint).result
 
     def product(self, scope: Scope, a: SSAValue, b: SSAValue, hint: str) -> SSAValue:
         """a b^T over the head dim."""
@@ -215,11 +219,11 @@ class Frame:
         ]
 
     def _inside(self, program: Program, index: list[SSAValue], limit: SSAValue, head: Head) -> None:
-        inside = program.below(index[2], Bound(limit))
+        inside = None if self.operands.whole else program.below(index[2], Bound(limit))
         if head.padded:
             size = program.add(arith.ConstantOp.from_int_and_width(head.size, 64), "size")
             channel = program.add(arith.CmpiOp(index[3], size, "slt"), "inside")
-            inside = program.add(arith.AndIOp(inside, channel), "inside")
+            inside = channel if inside is None else program.add(arith.AndIOp(inside, channel), "inside")
         program.visible = inside
 
 

@@ -40,15 +40,17 @@ def summed(program: Program, contribution: Contribution) -> SSAValue:
     return program.add(attn.RowReduceOp(attn.ReduceKind.SUM, contribution.value), "d")
 
 
-def counted(program: Program, value: SSAValue, index: SSAValue, limit: SSAValue) -> SSAValue:
+def counted(frame: Frame, program: Program, value: SSAValue, index: SSAValue, limit: SSAValue) -> SSAValue:
     """The value where an index is in range, else 0: the rows of a tile's tail contribute nothing."""
+    if frame.operands.whole:
+        return value
     return program.add(arith.SelectOp(program.below(index, Bound(limit)), value, program.real(0.0)), "d")
 
 
 def in_range(frame: Frame, scope: Scope, value: Bound, index: Bound, limit: SSAValue) -> SSAValue:
     """A vector of sums with those of rows beyond the end set to 0."""
     program = Program()
-    result = counted(program, program.argument(value, "d"), program.index(index, "i"), limit)
+    result = counted(frame, program, program.argument(value, "d"), program.index(index, "i"), limit)
     return frame.run(program, scope, [result])[0].value
 
 

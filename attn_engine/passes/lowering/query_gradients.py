@@ -78,7 +78,7 @@ class QueryGradients:
         ]
         if op.dq is not None:
             wanted.append(cast(program, dx, operands.element))
-        wanted += [counted(program, program.contributions[c].value, index[2], frame.sq) for c in self.scattered]
+        wanted += [counted(frame, program, program.contributions[c].value, index[2], frame.sq) for c in self.scattered]
         found = frame.run(program, scope, wanted)
         for c, value in zip(self.scattered, found[len(found) - len(self.scattered) :], strict=True):
             flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)

@@ -50,9 +50,13 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
     region = present(op.blocks_t if transposed else op.blocks)
     if region is None:
         masked = present(op.mask) is not None
+        if frame.operands.whole and not masked:
+            yield Span(0, other, masked=False)
+            return
         ranges: list[tuple[Index, Index, Index, Index]] = [(0, 0, 0 if masked else other, other)]
     else:
-        end = scope.smaller(scope.plus(start, count), own, "end")
+        after = scope.plus(start, count, "end")
+        end = after if frame.operands.whole else scope.smaller(after, own, "end")
         program = frame.program()
         index = [program.index(Bound(scope.value(i)), n) for i, n in ((start, "lo"), (end, "hi"))]
         index += [*frame.heads(program), program.index(Bound(frame.sq), "sq"), program.index(Bound(frame.skv), "skv")]

@@ -102,9 +102,10 @@ class RowVectors:
         found = frame.run(program, scope, list(end.operands))
         for vector, value in zip(self.vectors, found, strict=True):
             tensor = spread(scope, value, (self.m,))
-            scope.add(tile.StoreOp(tensor, self.kernel.take(vector), [frame.b, frame.h, self.q0], [2], {0: frame.sq}))
+            place = [frame.b, frame.h, self.q0]
+            scope.add(tile.StoreOp(tensor, self.kernel.take(vector), place, [2], frame.limits(frame.sq)))
         for contribution in program.contributions:
-            (value,) = frame.run(program, scope, [counted(program, contribution.value, index[2], frame.sq)])
+            (value,) = frame.run(program, scope, [counted(frame, program, contribution.value, index[2], frame.sq)])
             flush(frame, scope, target_of(frame, scope, program, contribution), value, frame.shape)
 
 
