@@ -29,7 +29,6 @@ from xdsl.irdl import (
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
-from xdsl.utils.hints import isa
 from xdsl.utils.str_enum import StrEnum
 
 INDEX = (i32, i64)
@@ -94,8 +93,8 @@ def shape_of(value: SSAValue | Attribute) -> tuple[int, ...]:
 def element_of(value: SSAValue | Attribute) -> Attribute:
     """The element type of a tile or of a global tensor; a scalar's own type."""
     type_ = value.type if isinstance(value, SSAValue) else value
-    if isa(type_, TensorType[Attribute]) or isinstance(type_, GlobalType):
-        return type_.element_type
+    if isinstance(type_, TensorType | GlobalType):
+        return type_.element_type  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return type_
 
 
