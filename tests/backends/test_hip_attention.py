@@ -75,6 +75,47 @@ def test_documents():
     check(document, qkv(sq=70, d=32, dtype=torch.float16), {"ids": torch.arange(70) // 17}, EMULATED, schedule=SMALL)
 
 
+def dense_bias(w: torch.Tensor):
+    """One element for every score; queries that no key sees add nothing."""
+    return {"score_mod": library.bias(w), "mask_mod": library.causal_bottom_right(70, 40)}
+
+
+def slopes(w: torch.Tensor):
+    return {"score_mod": library.alibi(w), "mask_mod": library.causal}
+
+
+def sinks(w: torch.Tensor):
+    return {"row": library.softmax_with_sink(w)}
+
+
+def distances(w: torch.Tensor):
+    """Many scores add to one element, and some to none."""
+    return {"score_mod": lambda s, b, h, q, kv: s + w[h, (q - kv).abs() % 50] * (kv % 3 != 0)}
+
+
+def positions(w: torch.Tensor):
+    return {"score_mod": lambda s, b, h, q, kv: s * w[h, q] - w[h, kv], "mask_mod": library.causal}
+
+
+CAPTURES = {
+    "bias": (dense_bias, (2, 70, 40), 40),
+    "slopes": (slopes, (2,), 70),
+    "sinks": (sinks, (2,), 40),
+    "distances": (distances, (2, 50), 40),
+    "positions": (positions, (2, 70), 70),
+}
+
+
+@emulates
+@pytest.mark.parametrize("name", CAPTURES)
+def test_gradients_of_captures(name: str):
+    """Each lane that holds an element alone adds it, at its own place."""
+    make, shape, skv = CAPTURES[name]
+    w = 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    got = check(make, qkv(sq=70, skv=skv, d=32, dtype=torch.float16), {"w": w}, EMULATED, schedule=SMALL)
+    assert got["dw"].abs().max() > 0.03
+
+
 @needs_clang
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_compiles_without_spills(head_dim: int):

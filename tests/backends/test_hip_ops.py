@@ -48,6 +48,23 @@ tile.kernel @k(%a: !tile.global<2 x ELEM>, %b: !tile.global<2 x ELEM>, %c: !tile
   }
   tile.copy_out %s, %c[%c0, %c0] dims [0, 1] bounded [0] limits(%edge) : !tile.buffer<64x128xf32, register>, !tile.global<2 x f32>
   tile.buffer_atomic_add %row, %r[%c0] dims [0] bounded [0] limits(%edge) : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
+  %rows = tile.buffer_total KIND %row : !tile.buffer<64xf32, register> -> f32
+  %cols = tile.buffer_total KIND %col : !tile.buffer<128xf32, register> -> f32
+  %last = arith.constant 63 : i32
+  tile.atomic_add %rows, %r[%edge] dims [] : f32, !tile.global<1 x f32>
+  tile.atomic_add %cols, %r[%last] dims [] : f32, !tile.global<1 x f32>
+  tile.barrier
+  tile.buffer_scatter_add (%s, %rs, %col) axes [[0, 1], [0], [1]] into %c : (!tile.buffer<64x128xf32, register>, !tile.buffer<64xf32, shared>, !tile.buffer<128xf32, register>) into !tile.global<2 x f32> {
+  ^bb0(%x: f32, %y: f32, %z: f32):
+    %i = tile.index 0
+    %j = tile.index 1
+    %part = arith.subf %y, %z : f32
+    %k = arith.xori %i, %j : i32
+    %small = arith.constant 31 : i32
+    %place = arith.andi %k, %small : i32
+    %keep = arith.cmpi sgt, %i, %j : i32
+    tile.yield %part, %place, %j, %keep : f32, i32, i32, i1
+  }
   tile.copy_out %col, %t[%c0] dims [0] : !tile.buffer<128xf32, register>, !tile.global<1 x f32>
   tile.end
 }

@@ -16,7 +16,7 @@ from attn_engine.backends.hip.emit_plan import PlanPrinter, print_plan, signatur
 from attn_engine.backends.hip.emit_scalar import SCALAR_RULES
 from attn_engine.backends.hip.printer import RESERVED, KernelPrinter
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp
+from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferTotalOp
 from attn_engine.errors import UnsupportedOpError
 
 _PRELUDE = """
@@ -70,7 +70,7 @@ def _print_kernel(printer: KernelPrinter) -> None:
     printer.writer.line(f'extern "C" ATTN_KERNEL({printer.threads})')
     with printer.writer.block(f"void {printer.name}({', '.join(parameters)}) {{", "}"):
         for op in printer.kernel.walk():
-            if isinstance(op, BufferReduceOp):
+            if isinstance(op, BufferReduceOp | BufferTotalOp):
                 printer.scratch[op] = printer.names.fresh("scratch")
                 printer.writer.line(f"ATTN_SHARED {reduce_scratch(op)} {printer.scratch[op]};")
         _print_block(printer, printer.kernel.body.block)

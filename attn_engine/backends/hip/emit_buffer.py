@@ -13,7 +13,7 @@ from attn_engine.backends.hip.printer import KernelPrinter
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
-from attn_engine.dialects.tile_buffer_layout import MfmaAttr
+from attn_engine.dialects.tile_buffer_layout import MfmaAttr, SliceLayoutAttr
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
@@ -81,6 +81,12 @@ def _store(printer: KernelPrinter, op: tile.StoreOp) -> None:
     printer.writer.line(f"{printer.text(op.target)}.store({', '.join(values)});")
 
 
+def _atomic_add_scalar(printer: KernelPrinter, op: tile.AtomicAddOp) -> None:
+    """The same number for all threads, added once."""
+    values = printer.texts([op.value, *op.indices])
+    printer.writer.line(f"{printer.text(op.target)}.add({', '.join(['attn::thread() == 0', *values])});")
+
+
 def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
     indices = printer.texts(op.indices)
     if op.guard is None:
@@ -110,11 +116,16 @@ def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
     printer.writer.line(f"attn::gemm<{sizes}>({left}, {right}, {acc});")
 
 
-def reduce_scratch(op: compute.BufferReduceOp) -> str:
+def reduce_scratch(op: compute.BufferReduceOp | compute.BufferTotalOp) -> str:
     """The C++ type of the LDS that a reduction needs where waves share its axis."""
-    type_ = memory.buffer_type(op.target)
-    waves = _layout(op.source).split[op.axis.value.data]
-    return f"attn::Scratch<{types.element(type_.element_type)}, {type_.get_shape()[0]}, {waves}>"
+    element = types.element(memory.buffer_type(op.source).element_type)
+    if isinstance(op, compute.BufferReduceOp):
+        waves = _layout(op.source).split[op.axis.value.data]
+        return f"attn::Scratch<{element}, {memory.buffer_type(op.target).get_shape()[0]}, {waves}>"
+    held = memory.fragment_layout(op.source)
+    if not isinstance(held, SliceLayoutAttr):
+        raise UnsupportedOpError(f"a fragment {op.source.type} held as {held}", types.BACKEND_NAME)
+    return f"attn::Scratch<{element}, 1, {held.parent.split[1 - held.axis.data]}>"
 
 
 def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
@@ -123,13 +134,35 @@ def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
     printer.writer.line(f"{name}({source}, {target}, {printer.scratch[op]});")
 
 
+def _total(printer: KernelPrinter, op: compute.BufferTotalOp) -> None:
+    name = f"attn::total<{_REDUCTIONS[op.kind.data]}>"
+    printer.assign(op, f"{name}({printer.text(op.source)}, {printer.scratch[op]})")
+
+
 def _index(printer: KernelPrinter, op: compute.IndexOp) -> None:
     printer.assign(op, f"{printer.place}.index({op.axis.value.data}, {printer.element_index})")
 
 
+Everywhere = compute.BufferMapOp | compute.BufferScatterAddOp
+"""Ops with a region that runs for each of a lane's elements."""
+
+
 def _map(printer: KernelPrinter, op: compute.BufferMapOp) -> None:
-    writer, first = printer.writer, printer.text(op.outputs[0])
+    _each_element(printer, op, printer.text(op.outputs[0]), _write_outputs)
+
+
+def _scatter_add(printer: KernelPrinter, op: compute.BufferScatterAddOp) -> None:
+    """Of the lanes that hold copies, one adds."""
+    first = printer.text(op.inputs[0])
+    with printer.writer.block(f"if ({first}.owner()) {{", "}"):
+        _each_element(printer, op, first, _add_element)
+
+
+def _each_element(printer: KernelPrinter, op: Everywhere, first: str, finish: Callable[..., None]) -> None:
+    """A loop over a lane's elements, which stand where those of `first` do."""
+    writer = printer.writer
     index = printer.element_index = printer.names.fresh("e")
+    printer.first = first
     if any(isinstance(inner, compute.IndexOp) for inner in op.body.block.ops) or any(map(_is_shared, op.inputs)):
         printer.place = printer.names.fresh("place")
         writer.line(f"const auto {printer.place} = {first}.place();")
@@ -139,13 +172,13 @@ def _map(printer: KernelPrinter, op: compute.BufferMapOp) -> None:
             _bind_input(printer, op, argument, value, axes)
         for inner in op.body.block.ops:
             if isinstance(inner, tile.MapYieldOp):
-                _write_outputs(printer, op, inner)
+                finish(printer, op, inner)
             else:
                 find_rule(MAP_RULES, inner, types.BACKEND_NAME)(printer, inner)
 
 
 def _bind_input(
-    printer: KernelPrinter, op: compute.BufferMapOp, argument: SSAValue, value: SSAValue, axes: Sequence[int]
+    printer: KernelPrinter, op: Everywhere, argument: SSAValue, value: SSAValue, axes: Sequence[int]
 ) -> None:
     """A scalar or global stands for itself; an element is read into a variable."""
     if not isinstance(value.type, BufferType):
@@ -156,12 +189,12 @@ def _bind_input(
     printer.writer.line(f"const {type_} {printer.text(argument)} = {printer.text(value)}.get({place});")
 
 
-def _slot(printer: KernelPrinter, op: compute.BufferMapOp, axes: Sequence[int]) -> str:
+def _slot(printer: KernelPrinter, op: Everywhere, axes: Sequence[int]) -> str:
     """Which of a lane's elements of an input belongs to the element at hand."""
     index = printer.element_index
     if len(axes) == len(op.shape):
         return index
-    return f"{printer.text(op.outputs[0])}.slice<{1 - axes[0]}>({index})"
+    return f"{printer.first}.slice<{1 - axes[0]}>({index})"
 
 
 def _is_shared(value: SSAValue) -> bool:
@@ -176,6 +209,11 @@ def _shared_place(printer: KernelPrinter, axes: Sequence[int]) -> str:
 def _write_outputs(printer: KernelPrinter, op: compute.BufferMapOp, end: tile.MapYieldOp) -> None:
     for output, value in zip(op.outputs, end.values, strict=True):
         printer.writer.line(f"{printer.text(output)}.set({printer.element_index}, {printer.text(value)});")
+
+
+def _add_element(printer: KernelPrinter, op: compute.BufferScatterAddOp, end: tile.MapYieldOp) -> None:
+    value, *places, guard = printer.texts(end.values)
+    printer.writer.line(f"{printer.text(op.target)}.add({', '.join([guard, value, *places])});")
 
 
 MAP_RULES: dict[type[Operation], Callable[..., None]] = {
@@ -193,8 +231,11 @@ BUFFER_RULES: dict[type[Operation], Callable[..., None]] = {
     memory.BarrierOp: _barrier,
     tile.LoadOp: _load,
     tile.StoreOp: _store,
+    tile.AtomicAddOp: _atomic_add_scalar,
     tile.GatherOp: _gather,
     compute.GemmOp: _gemm,
     compute.BufferMapOp: _map,
     compute.BufferReduceOp: _reduce,
+    compute.BufferScatterAddOp: _scatter_add,
+    compute.BufferTotalOp: _total,
 }

@@ -125,14 +125,14 @@ class _Vectors:
                 self._removed[op.target] = op.axis.value.data
         self._spread()
         for op in list(kernel.walk()):
-            if isinstance(op, compute.BufferMapOp) and len(op.shape) == 2:
+            if isinstance(op, compute.BufferMapOp | compute.BufferScatterAddOp) and len(op.shape) == 2:
                 self._place_inputs(op)
         self._spread()
 
     def removed(self, vector: SSAValue) -> int:
         return self._removed.get(vector, 0)
 
-    def _place_inputs(self, op: compute.BufferMapOp) -> None:
+    def _place_inputs(self, op: compute.BufferMapOp | compute.BufferScatterAddOp) -> None:
         for number, (value, named) in enumerate(zip(list(op.inputs), tile.axes_of(op.axes), strict=True)):
             if not _is_fragment(value) or _rank(value) != 1:
                 continue
@@ -212,7 +212,13 @@ class _Groups:
                 self._same[other] = first
 
 
-_MEETING = (compute.BufferMapOp, compute.BufferReduceOp, compute.GemmOp, memory.CopyOp)
+_MEETING = (
+    compute.BufferMapOp,
+    compute.BufferReduceOp,
+    compute.BufferScatterAddOp,
+    compute.GemmOp,
+    memory.CopyOp,
+)
 
 
 def _is_fragment(value: SSAValue) -> bool:

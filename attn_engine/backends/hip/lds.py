@@ -13,6 +13,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.arch import ARCHES, Vendor
 from attn_engine.dialects import tile
+from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_check import reads, writes
 from attn_engine.dialects.tile_buffer_layout import PaddedAttr
@@ -105,11 +106,20 @@ def _move_up(copy: memory.CopyInOp) -> None:
     Rewriter.insert_op(copy, InsertPoint.after(place) if place is not None else InsertPoint.at_start(block))
 
 
+_WRITE_GLOBAL = (
+    memory.CopyOutOp,
+    memory.BufferAtomicAddOp,
+    compute.BufferScatterAddOp,
+    tile.AtomicAddOp,
+    tile.StoreOp,
+)
+
+
 def _stops(copy: memory.CopyInOp, op: Operation) -> bool:
     """Whether the copy must stay behind an op: it needs its result, touches the same tile, or may read what it writes."""
     if any(result in copy.operands for result in op.results):
         return True
-    if any(isinstance(inner, memory.CopyOutOp | memory.BufferAtomicAddOp | tile.StoreOp) for inner in op.walk()):
+    if any(isinstance(inner, _WRITE_GLOBAL) for inner in op.walk()):
         return True
     return any(copy.target in (*reads(inner), *writes(inner)) for inner in op.walk()) or isinstance(op, memory.CopyInOp)
 

@@ -52,6 +52,8 @@ class KernelPrinter(FunctionPrinter):
         self.threads = integer(kernel.attributes["threads"])
         self.scratch: dict[Operation, str] = {}
         """Of each reduction: its scratch in LDS."""
+        self.first = ""
+        """Inside a map: the fragment whose elements a lane counts."""
         self.place = ""
         """Inside a map: the variable that knows where a lane's elements stand."""
         self.element_index = ""

@@ -108,6 +108,11 @@ struct Global {
     if (thread() == 0) *at(indices...) = value;
   }
 
+  template <class... I>
+  ATTN_DEVICE void add(bool guard, T value, I... indices) const {
+    if (guard) atomic_add(at(indices...), value);
+  }
+
   // Tile axes along D0 and D1 of the tensor from these indices on; the other indices are fixed.
   template <int D0, int D1, class B0, class B1, class... I>
   ATTN_DEVICE auto window(B0 rows, B1 columns, I... indices) const {

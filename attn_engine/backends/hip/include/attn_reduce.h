@@ -106,4 +106,21 @@ ATTN_DEVICE void reduce(const Fragment<T, H, W, L> &from, Vector<T, N, REMOVED, 
   if constexpr (WAVES > 1) over_waves<OP, AXIS, L>(to, scratch);
 }
 
+// A vector to a number, the same for all threads: over a lane's own elements, the lanes that hold others, the waves.
+template <class OP, class T, int N, int REMOVED, class L, int WAVES>
+ATTN_DEVICE T total(const Vector<T, N, REMOVED, L> &from, Scratch<T, 1, WAVES> &scratch) {
+  using V = Vector<T, N, REMOVED, L>;
+  static_assert(WAVES == L::split(V::kept), "scratch for another number of waves");
+  const T own = detail::fold<OP, V::count>([&](int i) { return from.get(i); });
+  T result = detail::over_lanes<OP, V::on_lanes ? 1 : L::across, V::on_lanes ? L::across : WAVE>(own);
+  if constexpr (WAVES > 1) {
+    barrier();
+    scratch.data[L::wave_place(V::kept)] = result;
+    barrier();
+    result = scratch.data[0];
+    for (int w = 1; w < WAVES; ++w) result = OP::combine(result, scratch.data[w]);
+  }
+  return result;
+}
+
 }  // namespace attn
