@@ -48,11 +48,13 @@ class ConvertRecurrenceToTilePass(ModulePass):
 
     descriptors: bool = False
     """Copy whole blocks of tensors through descriptors, which the device must have; not those of packed sequences."""
+    turned: bool = False
+    """Hold states as [value channels, key channels], and compute transposed results from them."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         form = Form(
             self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32,
-            self.descriptors,
+            self.descriptors, self.turned,
         )  # fmt: skip
         kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:

@@ -18,6 +18,8 @@ from attn_engine.runtime.schedules import OLDEST
 PER_THREAD = 64
 """Registers of a thread that may hold its part of a state."""
 WARPS, WARP = 4, 32
+WARPGROUP_ROWS = 64
+"""Rows of a product of four warps: a state of fewer value channels is no left operand."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Schedule:
     pad: bool = True
     tf32: bool = False
     descriptors: bool = False
+    turned: bool = False
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
@@ -119,7 +122,7 @@ def default_schedule(
     value_block = _value_block(max(kind.key, kind.value))
     schedule = Schedule(value_block=value_block, num_stages=_stages(arch, kind, value_block), tf32=tf32)
     if blocks and arch.copies_blocks and not kind.bounds:
-        schedule = replace(schedule, descriptors=True)
+        schedule = replace(schedule, descriptors=True, turned=value_block >= WARPGROUP_ROWS)
     return replace(schedule, pieces=_pieces(arch, programs * -(-kind.value // value_block), tokens))
 
 

@@ -20,6 +20,8 @@ FORMS = [
     Schedule(chunk=1, value_block=16),
     Schedule(chunk=16, value_block=16, descriptors=True),
     Schedule(chunk=16, value_block=16, pieces=3, descriptors=True),
+    Schedule(chunk=16, value_block=16, turned=True),
+    Schedule(chunk=16, value_block=16, pieces=3, descriptors=True, turned=True),
     Schedule(chunk=16, pad=False),
 ]
 KIND = Kind(torch.float32, 16, 24, "token", weight=True, initial=True, final=True)
@@ -37,9 +39,7 @@ def tiles(schedule, wrt=()):
     return to_tile(module, request)
 
 
-@pytest.mark.parametrize(
-    "schedule", FORMS, ids=lambda s: f"chunk{s.chunk}-pieces{s.pieces}-pad{s.pad}-blocks{s.descriptors}"
-)
+@pytest.mark.parametrize("schedule", FORMS, ids=Schedule.spec)
 @pytest.mark.parametrize("tokens", [0, 1, 50])
 def test_all_forms_agree(schedule, tokens):
     x, given = operands(tokens)

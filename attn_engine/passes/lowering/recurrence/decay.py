@@ -1,6 +1,8 @@
-"""Sums of log decays, from the start of every chunk on, in the units of exp2."""
+"""Sums of log decays from the start of every chunk on, in the units of exp2, and weights beside them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, f32
@@ -10,6 +12,7 @@ from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
 from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.scope import Index, Scope
 
 LOG2_E = 1.4426950408889634
 FORGOTTEN = -150.0
@@ -18,39 +21,90 @@ HEADS = 8
 """Heads per program: log decays usually lie head beside head."""
 
 
-def summed(setting: Setting, sizes: Sizes, decay: SSAValue) -> SSAValue:
-    """A temporary [B, H, T] of the plan, made once per decay."""
-    if decay not in setting.sums:
-        target = setting.temporary([sizes.batch, sizes.heads, sizes.tokens], f32, "sums")
-        _kernel(setting, sizes, decay, target)
-        setting.sums[decay] = target
-    return setting.sums[decay]
+@dataclass(frozen=True)
+class Rows:
+    """What a sweep reads of each token of a head: temporaries [B, H, T] of the plan, token beside token.
+
+    Without bounds T is whole chunks: past the end sums go on and weights are 0, and no access needs a limit.
+    """
+
+    sums: SSAValue | None
+    weight: SSAValue | None
 
 
-def _kernel(setting: Setting, sizes: Sizes, decay: SSAValue, target: SSAValue) -> None:
-    plan, chunk = setting.plan, setting.form.chunk
-    kernel = Kernel(f"{plan.name}_decay", plan, Blocks(chunk, chunk, 4, 1))
-    scope = kernel.scope
-    part, block, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("part", "block", "n")))
-    # With bounds the chunks of a sequence are not known on the host: programs take every parts-th of them.
-    chunks = setting.blocks(sizes.tokens, chunk, "chunks")
-    parts = chunks
-    if sizes.bounds is not None:
-        some = plan.scope.value(plan.scope.larger(sizes.sequences, 1, "some"))
-        parts = plan.scope.add(arith.CeilDivSIOp(chunks, some), "parts").result
-    h0 = scope.value(scope.times(block, HEADS, "h0"))
-    view = View(sizes, kernel, h0, n)
-    own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(chunk)), "chunks").result
-    _, body, c, _ = loop(scope, part, own, kernel.take(parts), [], "c")
-    t0 = body.value(body.plus(view.begin, body.times(c, chunk, "t0"), "t0"))
-    limits = {0: view.end, 1: kernel.take(sizes.heads)}
-    source = view.take(decay)
-    type_ = TensorType(tile.element_of(source), [chunk, HEADS])
-    raw = body.add(tile.LoadOp(source, [view.b, h0, t0], [2, 1], type_, limits), "decay").result
-    terms = Terms(body, [chunk, HEADS])
-    floored = terms.at_least(terms.mul(terms.take(raw, 0, 1), terms.real(LOG2_E)), FORGOTTEN)
-    sums = body.add(tile.ScanOp(tile.Reduction.SUM, terms.result(floored), 0), "sums").result
-    body.add(tile.StoreOp(sums, kernel.take(target), [view.b, h0, t0], [2, 1], limits))
-    close(body, [])
-    blocks = setting.blocks(sizes.heads, HEADS, "blocks")
-    setting.kernels.append(kernel.launch([parts, blocks, sizes.sequences]))
+def rows_of(setting: Setting, sizes: Sizes, decay: SSAValue | None, weight: SSAValue | None) -> Rows:
+    """Made once for a decay and a weight."""
+    key = (decay, weight)
+    if key not in setting.rows:
+        chunk, tokens = setting.form.chunk, sizes.tokens
+        if sizes.bounds is None:
+            tokens = setting.plan.scope.value(
+                setting.plan.scope.times(setting.blocks(tokens, chunk, "chunks"), chunk, "whole")
+            )
+        shape: list[Index] = [sizes.batch, sizes.heads, tokens]
+        found = Rows(
+            None if decay is None else setting.temporary(shape, f32, "sums"),
+            None if weight is None else setting.temporary(shape, f32, "weights"),
+        )
+        if decay is not None or weight is not None:
+            _Kernel(setting, sizes, found).run(decay, weight)
+        setting.rows[key] = found
+    return setting.rows[key]
+
+
+class _Kernel:
+    """One program per chunk and block of heads."""
+
+    def __init__(self, setting: Setting, sizes: Sizes, rows: Rows):
+        self.setting, self.sizes, self.rows = setting, sizes, rows
+        self.shape = [setting.form.chunk, HEADS]
+
+    def run(self, decay: SSAValue | None, weight: SSAValue | None) -> None:
+        setting, sizes, chunk = self.setting, self.sizes, self.setting.form.chunk
+        plan = setting.plan
+        self.kernel = kernel = Kernel(f"{plan.name}_decay", plan, Blocks(chunk, chunk, 4, 1))
+        scope = kernel.scope
+        part, block, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("part", "block", "n")))
+        parts = self._parts()
+        self.h0 = scope.value(scope.times(block, HEADS, "h0"))
+        self.view = view = View(sizes, kernel, self.h0, n)
+        own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(chunk)), "chunks").result
+        _, body, c, _ = loop(scope, part, own, kernel.take(parts), [], "c")
+        t0 = body.value(body.plus(view.begin, body.times(c, chunk, "t0"), "t0"))
+        if decay is not None and self.rows.sums is not None:
+            self._sum(body, decay, self.rows.sums, t0)
+        if weight is not None and self.rows.weight is not None:
+            terms = Terms(body, self.shape)
+            self._store(body, terms.result(terms.take(self._load(body, weight, t0), 0, 1)), self.rows.weight, t0)
+        close(body, [])
+        blocks = setting.blocks(sizes.heads, HEADS, "blocks")
+        setting.kernels.append(kernel.launch([parts, blocks, sizes.sequences]))
+
+    def _parts(self) -> SSAValue:
+        """Programs per sequence: with bounds its chunks are not known on the host, programs take every parts-th of them."""
+        setting, sizes, scope = self.setting, self.sizes, self.setting.plan.scope
+        chunks = setting.blocks(sizes.tokens, setting.form.chunk, "chunks")
+        if sizes.bounds is None:
+            return chunks
+        some = scope.value(scope.larger(sizes.sequences, 1, "some"))
+        return scope.add(arith.CeilDivSIOp(chunks, some), "parts").result
+
+    def _load(self, scope: Scope, tensor: SSAValue, t0: SSAValue) -> SSAValue:
+        source, limits = self.view.take(tensor), {0: self.view.end, 1: self.kernel.take(self.sizes.heads)}
+        type_ = TensorType(tile.element_of(source), self.shape)
+        index = [self.view.b, self.h0, t0]
+        return scope.add(tile.LoadOp(source, index, [2, 1], type_, limits), tensor.name_hint or "x").result
+
+    def _sum(self, scope: Scope, decay: SSAValue, target: SSAValue, t0: SSAValue) -> None:
+        terms = Terms(scope, self.shape)
+        raw = terms.take(self._load(scope, decay, t0), 0, 1)
+        floored = terms.at_least(terms.mul(raw, terms.real(LOG2_E)), FORGOTTEN)
+        sums = scope.add(tile.ScanOp(tile.Reduction.SUM, terms.result(floored), 0), "sums").result
+        self._store(scope, sums, target, t0)
+
+    def _store(self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
+        limits = {1: self.kernel.take(self.sizes.heads)}
+        if self.sizes.bounds is not None:
+            limits[0] = self.view.end
+        index = [self.view.b, self.h0, t0]
+        scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 1], limits))

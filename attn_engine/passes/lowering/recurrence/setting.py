@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, i32
@@ -15,6 +16,9 @@ from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
 from attn_engine.errors import StaticSizeError
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
 from attn_engine.passes.lowering.scope import Index, Scope
+
+if TYPE_CHECKING:
+    from attn_engine.passes.lowering.recurrence.decay import Rows
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Form:
     pad: bool
     tf32: bool
     descriptors: bool = False
+    turned: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:
@@ -56,8 +61,10 @@ class Setting:
     plan: Plan
     form: Form
     values: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
-    sums: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
-    """Summed decays, by log decay."""
+    rows: dict[tuple[SSAValue | None, SSAValue | None], Rows] = field(
+        default_factory=dict[tuple["SSAValue | None", "SSAValue | None"], "Rows"]
+    )
+    """What sweeps read per token, by log decay and weight."""
     splits: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     """By rows of a sweep: how many parts of the channels they are the sums of."""
     descriptors: dict[tuple[SSAValue, int, int], SSAValue] = field(
@@ -196,10 +203,13 @@ class View:
         limits = {0: self.end} | channel_limit(scope, head, 1)
         scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 3], limits))
 
-    def vector(self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str) -> SSAValue:
-        """One number per token of a kernel argument [B, H, T]; past the end 0."""
+    def vector(
+        self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str, whole: bool = False
+    ) -> SSAValue:
+        """One number per token of a kernel argument [B, H, T]; past the end 0, unless T is `whole` chunks."""
         type_ = TensorType(tile.element_of(source), [count])
-        return scope.add(tile.LoadOp(source, [self.b, self.h, t0], [2], type_, {0: self.end}), hint).result
+        limits = {} if whole else {0: self.end}
+        return scope.add(tile.LoadOp(source, [self.b, self.h, t0], [2], type_, limits), hint).result
 
     def number(self, scope: Scope, source: SSAValue, t: SSAValue, hint: str) -> SSAValue:
         return scope.add(tile.LoadOp(source, [self.b, self.h, t], [], tile.element_of(source)), hint).result
@@ -216,10 +226,13 @@ class State:
 
     key: Head
     value: Head
+    turned: bool = False
+    """The tile is [value.tile, key.tile]; memory stays as it is."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.key.tile, self.value.tile
+        key, value = self.key.tile, self.value.tile
+        return (value, key) if self.turned else (key, value)
 
     @property
     def splits(self) -> int:
@@ -231,12 +244,16 @@ class State:
     ) -> SSAValue:
         type_ = TensorType(tile.element_of(source), list(self.shape))
         where = [*index, scope.value(0), v0]
-        dims = [len(index), len(index) + 1]
-        return scope.add(tile.LoadOp(source, where, dims, type_, self._limits(scope)), hint).result
+        return scope.add(tile.LoadOp(source, where, self._dims(index), type_, self._limits(scope)), hint).result
 
     def store(self, scope: Scope, value: SSAValue, target: SSAValue, index: Sequence[SSAValue], v0: SSAValue) -> None:
+        where = [*index, scope.value(0), v0]
+        scope.add(tile.StoreOp(value, target, where, self._dims(index), self._limits(scope)))
+
+    def _dims(self, index: Sequence[SSAValue]) -> list[int]:
         dims = [len(index), len(index) + 1]
-        scope.add(tile.StoreOp(value, target, [*index, scope.value(0), v0], dims, self._limits(scope)))
+        return dims[::-1] if self.turned else dims
 
     def _limits(self, scope: Scope) -> dict[int, SSAValue]:
-        return channel_limit(scope, self.key, 0) | channel_limit(scope, self.value, 1)
+        key, value = (1, 0) if self.turned else (0, 1)
+        return channel_limit(scope, self.key, key) | channel_limit(scope, self.value, value)

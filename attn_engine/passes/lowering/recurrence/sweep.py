@@ -20,7 +20,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
-from attn_engine.passes.lowering.recurrence.decay import summed
+from attn_engine.passes.lowering.recurrence.decay import rows_of
 from attn_engine.passes.lowering.recurrence.pieces import Pieces
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
@@ -61,8 +61,8 @@ class Sweep:
         self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
         values = channels_of(walk.v)
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
-        self.state = State(self.key, self.value)
-        self.sums = None if walk.decay is None else summed(setting, self.sizes, walk.decay)
+        self.state = State(self.key, self.value, form.turned)
+        self.rows_read = rows_of(setting, self.sizes, walk.decay, walk.weight)
         self.element = tile.element_of(walk.v)
         self.precision = tile.Precision.TF32 if form.tf32 and self.element == f32 else tile.Precision.IEEE
 
@@ -131,23 +131,31 @@ class Sweep:
 
 
 class Chunk:
-    """One chunk of a sweep, at the end of a loop body."""
+    """One chunk of a sweep, at the end of a loop body.
+
+    With a state that is turned all products are: results and weights stand as [channels, tokens] and [key's token,
+    query's token], and the state is the left operand of its product, which needs no shared memory there.
+    """
 
     def __init__(self, sweep: Sweep, scope: Scope, t0: SSAValue, outputs: Walk | None):
         self.sweep, self.scope, self.t0, self.outputs = sweep, scope, t0, outputs
         self.walk, self.view, self.size = sweep.walk, sweep.view, sweep.setting.form.chunk
+        self.turned = sweep.state.turned
+        self.tokens = 1 if self.turned else 0
+        """The axis of tokens in a tile of values."""
+        self.whole = sweep.sizes.bounds is None
 
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
         """The state after the chunk, and without outputs the decay of all chunks so far."""
         sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
-        zero = scope.value(0)
+        zero, rows = scope.value(0), sweep.rows_read
         self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, zero)
         self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
         self.sums: SSAValue | None = None
         self.total: SSAValue | None = None
-        if sweep.sums is not None:
-            self._decays(view.kernel.take(sweep.sums))
-        self.weight = None if walk.weight is None else view.vector(scope, view.take(walk.weight), self.t0, size, "w")
+        if rows.sums is not None:
+            self._decays(view.kernel.take(rows.sums))
+        self.weight = None if rows.weight is None else self._vector(rows.weight, "w")
         if self.outputs is not None:
             # The products of tokens come first and the results last: fewest registers are alive then.
             o = self._outputs(inside[0], self.outputs)
@@ -159,23 +167,43 @@ class Chunk:
             total = scope.add(arith.AddfOp(total, self.total), "total").result
         return [self._next(inside[0]), total]
 
+    def _vector(self, rows: SSAValue, hint: str) -> SSAValue:
+        source = self.view.kernel.take(rows)
+        return self.view.vector(self.scope, source, self.t0, self.size, hint, self.whole)
+
     def _decays(self, source: SSAValue) -> None:
         scope, view = self.scope, self.view
-        self.sums = view.vector(scope, source, self.t0, self.size, "gc")
-        end = scope.smaller(scope.plus(self.t0, self.size, "end"), view.end, "end")
+        self.sums = self.view.vector(scope, source, self.t0, self.size, "gc", self.whole)
+        end = scope.plus(self.t0, self.size, "end")
+        if not self.whole:
+            end = scope.smaller(end, view.end, "end")
         self.total = view.number(scope, source, scope.value(scope.minus(end, 1, "last")), "total")
+
+    def _values(self) -> tuple[int, int]:
+        """The shape of a tile of values."""
+        tokens, channels = self.size, self.sweep.value.tile
+        return (channels, tokens) if self.turned else (tokens, channels)
+
+    def _transposed(self, value: SSAValue, hint: str) -> SSAValue:
+        return self.scope.add(tile.TransposeOp(value), hint).result
+
+    def _ordered(self, tokens: SSAValue, other: SSAValue, acc: SSAValue, hint: str) -> SSAValue:
+        """tokens @ other, or its transpose of operands that are turned already."""
+        return self._dot(other, tokens, acc, hint) if self.turned else self._dot(tokens, other, acc, hint)
 
     def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
         sweep, scope, view, size = self.sweep, self.scope, self.view, self.size
         q = view.rows(scope, walk.q, self.t0, size, sweep.key, scope.value(0))
-        values, weights = [size, sweep.value.tile], self._weights(q)
+        if self.turned:
+            self.vt, q = self._transposed(self.v, "vt"), self._transposed(q, "qt")
+        values, weights = self._values(), self._weights(q)
         terms = Terms(scope, sweep.state.shape)
         held = terms.result(terms.take(state, 0, 1), sweep.element)
-        o = self._dot(q, held, scope.splat(values, 0.0, "zero"), "o")
+        o = self._ordered(q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
         if self.sums is not None:
             o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
-        o = self._dot(weights, self.v, o, "o")
+        o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
         if walk.scale_results:
             terms = Terms(scope, values)
             o = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(view.kernel.take(sweep.setting.of(walk.scale)))))
@@ -183,12 +211,12 @@ class Chunk:
 
     def _from_state(self, terms: Terms) -> SSAValue:
         """How much of the state before the chunk a token sees."""
-        return self._decayed(terms, 0, to_end=self.walk.reverse)
+        return self._decayed(terms, to_end=self.walk.reverse)
 
-    def _decayed(self, terms: Terms, axis: int, to_end: bool) -> SSAValue:
+    def _decayed(self, terms: Terms, to_end: bool) -> SSAValue:
         """exp of the decay from the start of the chunk to a token, or from a token to the end."""
         assert self.sums is not None and self.total is not None
-        sums = terms.take(self.sums, axis)
+        sums = terms.take(self.sums, self.tokens)
         if to_end:
             sums = terms.at_most_zero(terms.sub(terms.take(self.total), sums))
         return terms.exp2(sums)
@@ -196,17 +224,18 @@ class Chunk:
     def _weights(self, q: SSAValue) -> SSAValue:
         """The weights of the chunk's tokens for each other, [C, C]."""
         scope, size, walk = self.scope, self.size, self.walk
-        flipped = scope.add(tile.TransposeOp(self.k), "kt").result
-        s = self._dot(q, flipped, scope.splat([size, size], 0.0, "zero"), "s")
+        k = self.k if self.turned else self._transposed(self.k, "kt")
+        s = self._ordered(q, k, scope.splat([size, size], 0.0, "zero"), "s")
         place = scope.add(tile.RangeOp(scope.value(0), size), "place").result
+        query, key = self.tokens, 1 - self.tokens
         terms = Terms(scope, [size, size])
-        p, own, other = terms.take(s, 0, 1), terms.take(place, 0), terms.take(place, 1)
+        p, own, other = terms.take(s, 0, 1), terms.take(place, query), terms.take(place, key)
         if self.sums is not None:
-            to, since = (1, 0) if walk.reverse else (0, 1)
+            to, since = (key, query) if walk.reverse else (query, key)
             exponent = terms.sub(terms.take(self.sums, to), terms.take(self.sums, since))
             p = terms.mul(p, terms.exp2(terms.at_most_zero(exponent)))
         if not walk.reverse and self.weight is not None:
-            p = terms.mul(p, terms.take(self.weight, 1))
+            p = terms.mul(p, terms.take(self.weight, key))
         if not walk.scale_results:
             p = terms.mul(p, terms.take(self._scale()))
         seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
@@ -217,44 +246,57 @@ class Chunk:
 
     def _store(self, walk: Walk, o: SSAValue) -> None:
         sweep, scope, view = self.sweep, self.scope, self.view
-        values = [self.size, sweep.value.tile]
+        values = self._values()
         if sweep.rows is not None and walk.dot is not None:
-            e = view.rows(scope, walk.dot, self.t0, self.size, sweep.value, sweep.v0)
-            terms = Terms(scope, values)
-            product = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(e, 0, 1)))
-            rows = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "rows").result
-            where = [sweep.split, view.b, view.h, self.t0]
-            scope.add(tile.StoreOp(rows, view.kernel.take(sweep.rows), where, [3], {0: view.end}))
+            self._sum_rows(o, walk.dot, sweep.rows)
         terms = Terms(scope, values)
         result = terms.take(o, 0, 1)
         if walk.reverse and self.weight is not None:
-            result = terms.mul(result, terms.take(self.weight, 0))
+            result = terms.mul(result, terms.take(self.weight, self.tokens))
         stored = terms.result(result, tile.element_of(walk.o))
+        if self.turned:
+            stored = self._transposed(stored, "stored")
         view.store_rows(scope, stored, walk.o, self.t0, sweep.value, sweep.v0)
+
+    def _sum_rows(self, o: SSAValue, dot: SSAValue, rows: SSAValue) -> None:
+        sweep, scope, view, values = self.sweep, self.scope, self.view, self._values()
+        e = view.rows(scope, dot, self.t0, self.size, sweep.value, sweep.v0)
+        if self.turned:
+            e = self._transposed(e, "et")
+        terms = Terms(scope, values)
+        product = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(e, 0, 1)))
+        sums = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1 - self.tokens), "rows").result
+        where = [sweep.split, view.b, view.h, self.t0]
+        scope.add(tile.StoreOp(sums, view.kernel.take(rows), where, [3], {0: view.end}))
 
     def _next(self, state: SSAValue) -> SSAValue:
         """The state after the chunk."""
-        sweep, scope, walk = self.sweep, self.scope, self.walk
+        sweep, scope = self.sweep, self.scope
         if self.total is not None:
             terms = Terms(scope, sweep.state.shape)
             state = terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total))))
-        terms = Terms(scope, [self.size, sweep.value.tile])
-        v = value = terms.take(self.v, 0, 1)
+        if not self.turned:
+            return self._dot(self._transposed(self.k, "kt"), self._written(self.v), state, "state")
+        if self.outputs is None:
+            self.vt = self._transposed(self.v, "vt")
+        return self._dot(self._written(self.vt), self.k, state, "state")
+
+    def _written(self, v: SSAValue) -> SSAValue:
+        """Values as the state at the end of the chunk holds them."""
+        walk, terms = self.walk, Terms(self.scope, self._values())
         factors: list[SSAValue] = []
         if self.sums is not None:
-            factors.append(self._decayed(terms, 0, to_end=not walk.reverse))
+            factors.append(self._decayed(terms, to_end=not walk.reverse))
         if not walk.reverse and self.weight is not None:
-            factors.append(terms.take(self.weight, 0))
+            factors.append(terms.take(self.weight, self.tokens))
         if not walk.scale_results:
             factors.append(terms.take(self._scale()))
-        if factors:
-            factor = factors[0]
-            for other in factors[1:]:
-                factor = terms.mul(factor, other)
-            value = terms.mul(v, factor)
-        written = self.v if not factors else terms.result(value, sweep.element)
-        flipped = scope.add(tile.TransposeOp(self.k), "kt").result
-        return self._dot(flipped, written, state, "state")
+        if not factors:
+            return v
+        factor = factors[0]
+        for other in factors[1:]:
+            factor = terms.mul(factor, other)
+        return terms.result(terms.mul(terms.take(v, 0, 1), factor), self.sweep.element)
 
     def _dot(self, a: SSAValue, b: SSAValue, acc: SSAValue, hint: str) -> SSAValue:
         return self.scope.add(tile.DotOp(a, b, acc, self.sweep.precision), hint).result
