@@ -10,7 +10,7 @@ and enters at run time only.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, TensorType, f32, i1, i64
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, TensorType, f32, i64
 from xdsl.ir import Dialect, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -33,6 +33,8 @@ from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects.attn_recurrence import RecurrenceOp as RecurrenceOp
+from attn_engine.dialects.attn_regions import KIND_REGIONS as KIND_REGIONS
+from attn_engine.dialects.attn_regions import AttentionRegions as AttentionRegions
 from attn_engine.dialects.attn_scalar import AccumulateGradOp as AccumulateGradOp
 from attn_engine.dialects.attn_scalar import CombineYieldOp as CombineYieldOp
 from attn_engine.dialects.attn_scalar import EpilogueYieldOp as EpilogueYieldOp
@@ -66,41 +68,6 @@ def _check_qkv(q: SSAValue, k: SSAValue, v: SSAValue) -> None:
         raise VerifyException(f"head dim of q is {dq} but that of k is {dk}")
 
 
-class AttentionRegions:
-    """What `attn.attention` and its two lowered forms share: the user's elementwise functions.
-
-    Region arguments (captures of the op are appended to each, in order):
-
-    - `query_mod`, `key_mod`, `value_mod`: (element f32, b, h, position, channel) -> f32
-    - `score_mod`: (score f32, b, h, q, kv) -> f32
-    - `mask`: (b, h, q, kv) -> i1
-
-    `h` is the operand's own head: the key/value head in `key_mod` and `value_mod`, else the query head.
-    """
-
-    def verify_mods(self) -> None:
-        captures = list(self.captures)  # type: ignore[attr-defined]
-        index = [i64] * 4
-        for name in ("query_mod", "key_mod", "value_mod", "score_mod"):
-            region: Region | None = getattr(self, name)
-            if region is not None and region.blocks:
-                check_block(self, name, region.block, [f32, *index], captures)  # type: ignore[arg-type]
-                check_yield(name, region.block, [f32])
-        mask: Region | None = getattr(self, "mask")  # noqa: B009
-        if mask is not None and mask.blocks:
-            check_block(self, "mask", mask.block, index, captures)  # type: ignore[arg-type]
-            check_yield("mask", mask.block, [i1])
-        for name in ("blocks", "blocks_t"):
-            region: Region | None = getattr(self, name)
-            if region is not None and region.blocks:
-                check_block(self, name, region.block, [i64] * 6, captures)  # type: ignore[arg-type]
-                last = region.block.last_op
-                if not isinstance(last, YieldOp) or len(last.values) % 4 or any(v.type != i64 for v in last.values):
-                    raise VerifyException(
-                        f"{name}: must yield four i64 per range: visible lo, full lo, full hi, visible hi"
-                    )
-
-
 @irdl_op_definition
 class AttentionOp(IRDLOperation, AttentionRegions):
     """One attention, as its user defined it.
@@ -122,6 +89,12 @@ class AttentionOp(IRDLOperation, AttentionRegions):
     For all queries in [q_lo, q_hi): keys outside all [visible lo, visible hi) are masked, and keys
     inside [full lo, full hi) are visible. `blocks_t` is the same with the roles of queries
     and keys exchanged: (kv_lo, kv_hi, b, h, sq, skv) -> ranges of queries.
+
+    Where the mask reads captures at positions, three more regions say what a block of queries is to a block of
+    keys. `query_terms` (b, h, q) and `key_terms` (b, h, kv) yield i64 terms of one position each. `kinds` takes
+    (q_lo, q_hi, kv_lo, kv_hi, b, h), then the smallest and the largest value of each query term over
+    [q_lo, q_hi), then those of each key term over [kv_lo, kv_hi), and yields two i1: whether some query may see
+    some key (false: all are masked) and whether every query sees every key.
     """
 
     name = "attn.attention"
@@ -138,6 +111,9 @@ class AttentionOp(IRDLOperation, AttentionRegions):
     row = region_def("single_block")
     blocks = opt_region_def("single_block")
     blocks_t = opt_region_def("single_block")
+    query_terms = opt_region_def("single_block")
+    key_terms = opt_region_def("single_block")
+    kinds = opt_region_def("single_block")
     o = result_def(TensorType)
     outputs = var_result_def(TensorType)
     saved = var_result_def(TensorType)
@@ -150,6 +126,7 @@ class AttentionOp(IRDLOperation, AttentionRegions):
         " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
         " (`score_mod` $score_mod^)? (`mask` $mask^)? `row` $row"
         " (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+        " (`query_terms` $query_terms^)? (`key_terms` $key_terms^)? (`kinds` $kinds^)?"
     )
 
     def verify_(self) -> None:
@@ -196,6 +173,9 @@ class OnlineOp(IRDLOperation, AttentionRegions):
     epilogue = region_def("single_block")
     blocks = opt_region_def("single_block")
     blocks_t = opt_region_def("single_block")
+    query_terms = opt_region_def("single_block")
+    key_terms = opt_region_def("single_block")
+    kinds = opt_region_def("single_block")
     steps = var_region_def("single_block")
     combine = var_region_def("single_block")
     o = result_def(TensorType)
@@ -210,6 +190,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
         " (`query_mod` $query_mod^)? (`key_mod` $key_mod^)? (`value_mod` $value_mod^)?"
         " (`score_mod` $score_mod^)? (`mask` $mask^)? `steps` $steps `epilogue` $epilogue"
         " (`combine` $combine^)? (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+        " (`query_terms` $query_terms^)? (`key_terms` $key_terms^)? (`kinds` $kinds^)?"
     )
 
     def verify_(self) -> None:
@@ -297,6 +278,9 @@ class BackwardOp(IRDLOperation, AttentionRegions):
     element = region_def("single_block")
     blocks = opt_region_def("single_block")
     blocks_t = opt_region_def("single_block")
+    query_terms = opt_region_def("single_block")
+    key_terms = opt_region_def("single_block")
+    kinds = opt_region_def("single_block")
     row_steps = var_region_def("single_block")
     dq = opt_result_def(TensorType)
     dk = opt_result_def(TensorType)
@@ -318,6 +302,7 @@ class BackwardOp(IRDLOperation, AttentionRegions):
         " (`score_mod` $score_mod^)? (`mask` $mask^)?"
         " (`query_vjp` $query_vjp^)? (`key_vjp` $key_vjp^)? (`value_vjp` $value_vjp^)?"
         " (`row_steps` $row_steps^)? `rows` $rows `element` $element (`blocks` $blocks^)? (`blocks_t` $blocks_t^)?"
+        " (`query_terms` $query_terms^)? (`key_terms` $key_terms^)? (`kinds` $kinds^)?"
     )
 
     def verify_(self) -> None:

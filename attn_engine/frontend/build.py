@@ -326,7 +326,7 @@ def _module(
         regions=[
             _region(regions.get(name)) for name in ("query_mod", "key_mod", "value_mod", "score_mod", "mask", "row")
         ]
-        + [[], []],
+        + [[] for _ in ("blocks", "blocks_t", *attn.KIND_REGIONS)],
     )
     for result, name in zip(attention.results, ("o", *rows), strict=True):
         result.name_hint = name

@@ -16,10 +16,11 @@ from attn_engine.ir.visible_ranges import Window
 from attn_engine.passes.attn_simplify import simplify
 from attn_engine.passes.mask_blocks import BlocksWriter
 from attn_engine.passes.mask_condition import KEY, QUERY, MaskReader
+from attn_engine.passes.mask_kinds import block_kinds
 from attn_engine.passes.simplify_constants import constant_of
 
 SQ, SKV = 4, 5
-REGIONS = ("query_mod", "key_mod", "value_mod", "score_mod", "mask", "row", "blocks", "blocks_t")
+REGIONS = ("query_mod", "key_mod", "value_mod", "score_mod", "mask", "row", "blocks", "blocks_t", *attn.KIND_REGIONS)
 
 
 def with_regions(op: attn.AttentionOp, **changed: Region | None) -> attn.AttentionOp:
@@ -52,7 +53,7 @@ def key_ranges(mask: Block, over: Position) -> Region:
 
 
 def analyze_mask(op: attn.AttentionOp) -> None:
-    """Adds both regions to an attention whose mask has not been analysed."""
+    """Adds the regions for blocks to an attention whose mask has not been analysed."""
     if op.mask is None or not op.mask.blocks or op.blocks is not None:
         return
     simplify(op)
@@ -61,7 +62,8 @@ def analyze_mask(op: attn.AttentionOp) -> None:
     if constant_of(mask.last_op.values[0]) == 1:
         new = with_regions(op, mask=None)
     else:
-        new = with_regions(op, blocks=key_ranges(mask, QUERY), blocks_t=key_ranges(mask, KEY))
+        ranges = {"blocks": key_ranges(mask, QUERY), "blocks_t": key_ranges(mask, KEY)}
+        new = with_regions(op, **ranges, **block_kinds(mask))
         simplify(new)
     Rewriter.replace_op(op, new)
 
@@ -72,6 +74,8 @@ class AttnAnalyzeMaskPass(ModulePass):
 
     A comparison that is affine in the positions bounds the keys; what the analysis does not
     understand is partial: visited, and masked element by element. A mask that is always true is removed.
+    A mask that reads captures at positions, as `doc[q] == doc[kv]` does, gets regions that tell kinds of blocks from
+    the smallest and largest values in each.
 
     ```
     mask {                                      blocks {
@@ -79,6 +83,15 @@ class AttnAnalyzeMaskPass(ModulePass):
       %c = arith.cmpi sge, %q, %kv : i64   ->     %v = arith.minsi %q_hi, %skv : i64
       attn.yield %c : i1                          %f = arith.minsi %q_lo_plus_1, %v : i64
     }                                             attn.yield %zero, %zero, %f, %v : i64, i64, i64, i64
+                                                }
+
+    mask {                                      query_terms { ^bb0(%b, %h, %q, %doc): attn.yield attn.load %doc[%q] }
+    ^bb0(%b, %h, %q, %kv, %doc):                key_terms { ^bb0(%b, %h, %kv, %doc): attn.yield attn.load %doc[%kv] }
+      %x = attn.load %doc[%q]                   kinds {
+      %y = attn.load %doc[%kv]             ->   ^bb0(..., %q_min0, %q_max0, %kv_min0, %kv_max0, %doc):
+      %c = arith.cmpi eq, %x, %y : i64            %some = %q_min0 <= %kv_max0 and %kv_min0 <= %q_max0
+      attn.yield %c : i1                          %every = %q_min0 == %kv_max0 and %q_max0 == %kv_min0
+    }                                             attn.yield %some, %every : i1, i1
                                                 }
     ```
     """

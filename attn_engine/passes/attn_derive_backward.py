@@ -106,8 +106,7 @@ def _backward_op(op: attn.AttentionOp, code: BackwardCode, wanted: Wanted, args:
             *vjps,
             code.rows(),
             code.element(),
-            _cloned(op.blocks),
-            _cloned(op.blocks_t),
+            *(_cloned(r) for r in (op.blocks, op.blocks_t, op.query_terms, op.key_terms, op.kinds)),
             code.row_steps(),
         ],
     )

@@ -39,11 +39,12 @@ def derive_online(op: AttentionOp) -> OnlineOp:
     steps = [StepBuilder(plan, level, op.row.block).build() for level in range(plan.levels)]
     combine = [CombineBuilder(plan, level, op.row.block).build() for level in range(plan.levels)]
     mods = [_copy(r) for r in (op.query_mod, op.key_mod, op.value_mod, op.score_mod, op.mask)]
+    visited = [_copy(r) for r in (op.blocks, op.blocks_t, op.query_terms, op.key_terms, op.kinds)]
     epilogue = build_epilogue(plan, op.row.block, len(op.outputs))
     return OnlineOp.build(
         operands=[op.q, op.k, op.v, op.scale, op.captures],
         properties={"init": _initial_states(plan)},
-        regions=[*mods, epilogue, _copy(op.blocks), _copy(op.blocks_t), steps, combine],
+        regions=[*mods, epilogue, *visited, steps, combine],
         result_types=[op.o.type, [r.type for r in op.outputs], [r.type for r in op.saved]],
     )
 

@@ -9,7 +9,7 @@ from typing import cast
 from xdsl.context import Context
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import IntegerType, ModuleOp, i32, i64
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -29,6 +29,8 @@ BINARY: dict[type[Operation], Callable[[IntRange, IntRange], IntRange | None]] =
     arith.RemSIOp: IntRange.remainder,
 }
 NARROWED = (*BINARY, math.AbsIOp, arith.SelectOp)
+KIND_INDICES = 6
+"""Of `kinds`: the ends of both blocks, b and h."""
 # The other operations that read an integer and give none: they may read the narrow one.
 READERS = (arith.CmpiOp, arith.SIToFPOp)
 
@@ -38,12 +40,14 @@ class Narrower:
     """The ranges of one block, and the 32-bit twins of its values."""
 
     block: Block
+    positions: int | None = None
+    """How many arguments come first that are indices; all, if not said."""
     ranges: dict[SSAValue, IntRange] = field(default_factory=dict[SSAValue, IntRange])
     narrow: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     twins: list[Operation] = field(default_factory=list[Operation])
 
     def apply(self) -> None:
-        self.ranges |= {arg: INDEX for arg in self.block.args if arg.type == i64}
+        self.ranges |= {arg: INDEX for arg in self.block.args[: self.positions] if arg.type == i64}
         for op in list(self.block.ops):
             if isinstance(op, READERS):
                 self._read_narrow(op)
@@ -148,9 +152,11 @@ def _extended(op: Operation) -> IntRange | None:
 
 def narrow_integers(op: Operation) -> None:
     """Narrows every region of one attention."""
+    kinds: Region | None = getattr(op, "kinds", None)
     for region in op.regions:
         for block in region.blocks:
-            Narrower(block).apply()
+            # The ends of terms, which follow the indices, may be anything.
+            Narrower(block, KIND_INDICES if region is kinds else None).apply()
     simplify(op)
 
 

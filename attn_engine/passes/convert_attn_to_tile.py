@@ -49,6 +49,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Captures are at least as long as the tensors wherever b, h, q or kv index them directly: no guard is needed."""
     whole: bool = False
     """Both lengths are multiples of every block: no block goes beyond its tensor, and none is loaded or masked as if."""
+    tables: bool = True
+    """Launch kernels that find the ranges of blocks of masks that read captures at positions."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
 
@@ -61,9 +63,9 @@ class ConvertAttnToTilePass(ModulePass):
             op.body.block.erase_op(function)
 
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
+        shared = (self.covered, self.whole, self.tables)
         if isinstance(op, attn.OnlineOp):
-            return ForwardLowering(
-                op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, self.covered, self.whole
-            ).run()
-        blocks = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
-        return BackwardLowering(op, "backward", *blocks, self.pad, self.tf32, self.covered, self.whole).run()
+            blocks = Blocks(*self.forward)
+            return ForwardLowering(op, "forward", blocks, self.pad, self.tf32, self.positive_scale, *shared).run()
+        kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
+        return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared).run()

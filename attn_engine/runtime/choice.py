@@ -13,6 +13,7 @@ from xdsl.ir import Operation
 
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
+from attn_engine.passes.mask_kinds import has_kinds
 from attn_engine.runtime.devices import Target, is_usable
 
 ASYNC_ARCH = "sm_90"
@@ -40,6 +41,8 @@ def _suits(op: attn.AttentionOp) -> bool:
     sizes = [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
     if any(size not in ASYNC_HEADS for size in sizes) or len(set(sizes)) > 1:
         return False
+    if op.mask is not None and op.mask.blocks and has_kinds(op.mask.block):
+        return False  # Only plain kernels skip blocks by captured values.
     mods = (op.query_mod, op.key_mod, op.value_mod)
     return not any(m is not None and m.blocks for m in mods) and score_cost(op) <= MAX_SCORE_COST
 

@@ -20,7 +20,7 @@ from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline
 
 from attn_engine import pipelines
-from attn_engine.backends.backend import Backend, get_backend
+from attn_engine.backends.backend import Backend, Level, get_backend
 from attn_engine.dialects import attn
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime.env import settings
@@ -103,6 +103,7 @@ def signature(module: ModuleOp) -> Signature:
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
     flags = {"pad": request.backend != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
+    flags["tables"] = backend.level is Level.VALUE
     convert = convert_spec(request.schedule, {**flags, "whole": request.schedule.divides(request.multiple)})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module

@@ -4,54 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xdsl.dialects import arith
 from xdsl.parser import Parser
 
 from attn_engine.dialects import attn
 from attn_engine.passes.attn_analyze_mask import AttnAnalyzeMaskPass
-from attn_engine.passes.simplify_constants import constant_of
 from attn_engine.universe import make_context
+from tests.support.integer_code import run
 
 CONTEXT = make_context()
 BATCH, HEADS, MOST = 2, 2, 24
 # Values that captures may have: negative, beyond every length, and what users write for 'no limit'.
 LENGTHS = [0, 1, 7, 13, 40, -3, 2**31, 2**63 - 1, -(2**63)]
-
-COMPUTE = {
-    "arith.addi": np.add,
-    "arith.subi": np.subtract,
-    "arith.muli": np.multiply,
-    "arith.maxsi": np.maximum,
-    "arith.minsi": np.minimum,
-    "arith.floordivsi": np.floor_divide,
-    "arith.andi": np.bitwise_and,
-    "arith.ori": np.bitwise_or,
-    "arith.xori": np.bitwise_xor,
-    "arith.select": np.where,
-    "arith.extui": lambda a: a.astype(np.int64),
-    "math.absi": np.abs,
-}
-COMPARE = [np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal]
-
-
-def run(block, args):
-    """What integer code yields; arguments may be arrays that broadcast."""
-    env = dict(zip(block.args, args, strict=True))
-    for op in block.ops:
-        values = [env[v] for v in op.operands]
-        with np.errstate(over="ignore"):
-            if isinstance(op, attn.YieldOp):
-                return values
-            if isinstance(op, arith.ConstantOp):
-                number, kind = constant_of(op.result), np.bool_ if str(op.result.type) == "i1" else np.int64
-                env[op.result] = kind(number)
-            elif isinstance(op, arith.CmpiOp):
-                env[op.result] = COMPARE[op.predicate.value.data](*values)
-            elif isinstance(op, attn.LoadOp):
-                env[op.result] = values[0][tuple(values[1:])]
-            else:
-                env[op.results[0]] = COMPUTE[op.name](*values)
-    raise AssertionError("no attn.yield")
 
 
 def analysed(code):

@@ -183,7 +183,7 @@ def attention(
     op = attn.AttentionOp(
         operands=[*block.args[:4], list(block.args[4:])],
         result_types=[tensor, outputs, []],
-        regions=[*optional, body, [], []],
+        regions=[*optional, body, *([] for _ in range(5))],
     )
     block.add_ops([op, func.ReturnOp(*op.results)])
     function = func.FuncOp("attention", ([a.type for a in block.args], [r.type for r in op.results]), Region(block))

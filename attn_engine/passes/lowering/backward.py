@@ -19,6 +19,7 @@ from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.key_gradients import KeyGradients
 from attn_engine.passes.lowering.query_gradients import QueryGradients
 from attn_engine.passes.lowering.row_vectors import RowVectors
+from attn_engine.passes.lowering.tables import Tables
 
 
 @dataclass
@@ -32,6 +33,7 @@ class BackwardLowering:
     tf32: bool
     covered: bool
     whole: bool = False
+    enabled: bool = True
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -40,6 +42,7 @@ class BackwardLowering:
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         self._arguments(plan, operands)
         operands.describe()
+        operands.tables = tables = Tables(self.name, plan, operands, self.enabled)
         self._zero(plan)
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
@@ -56,7 +59,7 @@ class BackwardLowering:
             blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
             KeyGradients(op, operands, kernel, vectors, by_key).build()
             self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
-        return [*self.kernels, plan.finish()]
+        return [*tables.kernels, *self.kernels, plan.finish()]
 
     def _arguments(self, plan: Plan, operands: Operands) -> None:
         op = self.op

@@ -14,6 +14,7 @@ from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
+from attn_engine.passes.lowering.tables import Tables
 
 
 @dataclass
@@ -26,6 +27,7 @@ class ForwardLowering:
     positive_scale: bool
     covered: bool
     whole: bool = False
+    enabled: bool = True
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
@@ -34,11 +36,12 @@ class ForwardLowering:
         self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
         self._arguments(plan)
         operands.describe()
+        self.tables = operands.tables = Tables(self.name, plan, operands, self.enabled)
         kernel = Kernel(f"{self.name}_kernel", plan, self.blocks)
         blocks = operands.blocks(operands.sq, self.blocks.m, "q_blocks")
         self._kernel(kernel, blocks)
         launched = kernel.launch([blocks, operands.heads, operands.batch])
-        return [launched, plan.finish()]
+        return [*self.tables.kernels, launched, plan.finish()]
 
     def _arguments(self, plan: Plan) -> None:
         op = self.op

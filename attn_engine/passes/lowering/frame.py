@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, f32
@@ -15,6 +16,9 @@ from attn_engine.passes.lowering.masked import simplify_masked
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.scope import Scope
+
+if TYPE_CHECKING:
+    from attn_engine.passes.lowering.tables import Tables
 
 AnyAttention = attn.OnlineOp | attn.BackwardOp
 
@@ -57,6 +61,7 @@ class Operands:
         self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
         rounds = tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
+        self.tables: Tables | None = None
         self.capture_names = [c.name_hint or f"capture{n}" for n, c in enumerate(op.captures)]
 
     def __getitem__(self, name: str) -> SSAValue:

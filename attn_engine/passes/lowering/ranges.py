@@ -11,6 +11,7 @@ from attn_engine.passes.lowering.frame import Frame, present
 from attn_engine.passes.lowering.kernel import close, loop
 from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.scope import Index, Scope
+from attn_engine.passes.lowering.tables import clipped, table_range
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
     """The blocks that a block of rows meets.
 
     `window` is the first row and the number of rows of this program's block. With `transposed` the rows are
-    keys and the blocks are of queries. Ranges come from the op's `blocks` (`blocks_t`) region; without a mask, all.
+    keys and the blocks are of queries. Ranges come from the op's `blocks` (`blocks_t`) region, and from a table where
+    the mask has kinds of blocks; without a mask, all.
     """
     op = frame.operands.op
     start, count = window
@@ -63,6 +65,10 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
         found = frame.run(program, scope, program.inline(region, index).operands)
         values = [scope.narrow(f.value, f.value.name_hint or "i") for f in found]
         ranges = [tuple(values[i : i + 4]) for i in range(0, len(values), 4)]  # type: ignore[misc]
+        tables = frame.operands.tables
+        if tables is not None and tables.wanted:
+            table = table_range(tables, frame, scope, start, tables.ranges(transposed, count, size))
+            ranges = [clipped(scope, found, table) for found in ranges]
     done: Index = 0
     for visible_lo, full_lo, full_hi, visible_hi in ranges:
         lo = scope.larger(scope.round_down(visible_lo, size, "lo"), done, "lo")

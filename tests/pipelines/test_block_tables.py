@@ -1,0 +1,229 @@
+"""Tables of ranges of blocks, as plans compute them: right, precise on documents, and what they skip is never read."""
+
+from unittest import mock
+
+import pytest
+import torch
+from xdsl.dialects.builtin import ModuleOp, f32
+
+import attn_engine
+from attn_engine.dialects import attn
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
+from attn_engine.interpreters.tile import run_plan
+from attn_engine.passes.lowering import tables as lowering
+from attn_engine.passes.lowering.frame import Operands
+from attn_engine.passes.lowering.kernel import Plan, global_of
+from attn_engine.passes.lowering.tables import Tables
+from attn_engine.runtime import driver
+from tests.support.engines import ALL, SMALL, blocks
+
+CAPTURED = 2
+
+
+class Exposed(Tables):
+    """Bounds and tables as arguments of the plan in place of temporaries."""
+
+    def alloc(self, sizes, element, hint):
+        self.made = [*getattr(self, "made", []), (len(self.heads()), hint)]
+        return self.plan.argument(f"{hint}{len(self.made)}", lowering.tile.GlobalType(4, element))
+
+
+def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), backend=None):
+    """Ranges [batch or 1, heads or 1, blocks, 4] of a mask, by the tile interpreter or a backend."""
+    traced = build(Definition(None, mask_mod, None), dtype=torch.float32, head_dim=8, head_dim_v=8)
+    op = next(o for o in driver.to_attn(traced.module, ()).walk() if isinstance(o, attn.OnlineOp))
+    plan = Plan("tables")
+    operands = Operands(op, plan, False, False, False)
+    for name in ("q", "k", "v"):
+        plan.argument(name, global_of(op.q.type))
+    for name, value in zip(operands.capture_names, op.captures, strict=True):
+        plan.argument(name, global_of(value.type))
+    plan.argument("scale", f32)
+    operands.describe()
+    tables = operands.tables = Exposed("f", plan, operands)
+    tables.ranges(transposed, own, other)
+    module = ModuleOp([*tables.kernels, plan.finish()])
+    module.verify()
+    q, k = torch.zeros(heads[0], heads[1], sq, 8), torch.zeros(heads[0], heads[1], skv, 8)
+    lead = [n if tables._depends(i) else 1 for i, n in enumerate(heads)]
+    counts = [-(-(skv if transposed else sq) // own), -(-(sq if transposed else skv) // other)]
+    made = [torch.full((*lead, 8, n), 77) for n in counts]
+    result = torch.full((*lead, counts[0], 4), -7, dtype=torch.int32)
+    run_plan(module, "tables", [q, k, k, *traced.captures, 1.0, *made, result], exact=False)
+    return result
+
+
+def truth(mask_mod, sq, skv, b=0, h=0):
+    q, kv = torch.arange(sq)[:, None], torch.arange(skv)[None]
+    return mask_mod(torch.tensor(b), torch.tensor(h), q, kv).expand(sq, skv)
+
+
+def check(mask_mod, sq, skv, own, other, transposed=False, exact=False):
+    found = table(mask_mod, sq, skv, own, other, transposed)
+    skipped = empty = 0
+    for b in range(2):
+        for h in range(2):
+            grid = truth(mask_mod, sq, skv, b, h)
+            grid = grid.T if transposed else grid
+            ranges = found[b % found.shape[0], h % found.shape[1]]
+            for (lo, full_lo, full_hi, hi), rows in zip(ranges.tolist(), grid.split(own), strict=True):
+                assert 0 <= lo <= full_lo <= full_hi <= hi <= grid.shape[1]
+                assert not rows[:, :lo].any() and not rows[:, hi:].any(), "a visible position is skipped"
+                assert rows[:, full_lo:full_hi].all(), "a masked position is called full"
+                whole = [part.all() for part in rows.split(other, 1)]
+                seen = [part.any() for part in rows.split(other, 1)]
+                inside = [lo <= n * other < hi for n in range(len(seen))]
+                if exact:
+                    full = [full_lo <= n * other < full_hi for n in range(len(seen))]
+                    assert inside == seen and full == whole
+                skipped += inside.count(False)
+                empty += seen.count(False)
+    return skipped / max(empty, 1)
+
+
+def documents(size, count, seed):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(0, count, (size,), generator=g).sort().values
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("sq", "skv", "own", "other"), [(70, 70, 16, 32), (40, 90, 32, 16), (300, 300, 16, 16)])
+def test_documents(sq, skv, own, other, transposed):
+    ids, keys = documents(sq, 5, 1), documents(skv, 5, 2)
+    # Two blocks whose ids lie between one another need not have one in common; few documents leave no such gaps.
+    check(lambda b, h, q, kv: ids[q] == keys[kv], sq, skv, own, other, transposed, exact=sq == 300)
+    check(lambda b, h, q, kv: (ids[q] == keys[kv]) & (q >= kv), sq, skv, own, other, transposed, exact=True)
+
+
+def test_more_blocks_than_a_step_looks_at():
+    ids = documents(150 * 4, 30, 3)
+    with mock.patch.object(lowering, "CHUNK", 16):
+        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, exact=True)
+        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, transposed=True, exact=True)
+
+
+def test_per_batch_and_head():
+    ids = torch.stack([documents(64, 4, 4), documents(64, 9, 5)])
+    check(lambda b, h, q, kv: ids[b, q] == ids[b, kv], 64, 64, 16, 8, exact=True)
+    check(lambda b, h, q, kv: (ids[h, q] == ids[h, kv]) & (kv <= q), 64, 64, 16, 8, transposed=True, exact=True)
+    check(lambda b, h, q, kv: (ids[h, q] == ids[b, kv]) | (kv > q), 64, 64, 16, 8)
+
+
+def test_precision_on_sorted_documents():
+    """At least 95 % of the empty blocks are skipped, whatever the lengths of the documents."""
+    for seed in range(4):
+        lengths = torch.randint(1, 200, (6,), generator=torch.Generator().manual_seed(seed))
+        ids = torch.repeat_interleave(torch.arange(6), lengths)
+        size = len(ids)
+        assert check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), size, size, 32, 32) >= 0.95  # noqa: B023
+
+
+def test_unsorted_is_sound():
+    for seed in range(6):
+        ids = torch.randint(0, 3, (90,), generator=torch.Generator().manual_seed(seed))
+        flag = ids > 1
+        check(lambda b, h, q, kv: (ids[q] <= ids[kv]) & ~flag[kv] | (q == kv), 90, 90, 8, 16)  # noqa: B023
+        check(lambda b, h, q, kv: ids[q // 30] == ids[kv // 20], 90, 90, 8, 16, True)  # noqa: B023
+
+
+# --- mutants ------------------------------------------------------------------------------------
+
+
+def _late(kernel, scope, ends):
+    lo, last, full, hole = ends
+    return POSITIONS(kernel, scope, [scope.value(scope.plus(lo, 1)), last, full, hole])
+
+
+def _early_end(kernel, scope, ends):
+    lo, last, full, hole = ends
+    return POSITIONS(kernel, scope, [lo, scope.value(scope.minus(last, 1)), full, hole])
+
+
+def _longer_full(kernel, scope, ends):
+    lo, last, full, hole = ends
+    return POSITIONS(kernel, scope, [lo, last, full, scope.value(scope.plus(hole, 1))])
+
+
+POSITIONS = lowering._RangesKernel._positions
+MUTANTS = {
+    "starts a block late": (lowering._RangesKernel, "_positions", _late),
+    "ends a block early": (lowering._RangesKernel, "_positions", _early_end),
+    "a full run one block longer": (lowering._RangesKernel, "_positions", _longer_full),
+    "lengths swapped": (Tables, "length", lambda self, queries: self.operands.skv if queries else self.operands.sq),
+    "terms swapped": (Tables, "place", lambda self, scope, frame: [scope.value(0), scope.value(0)]),
+    "largest for smallest": (lowering, "LARGEST", lowering.SMALLEST),
+}
+
+
+def _check_all():
+    ids, keys = documents(90, 5, 6), documents(60, 5, 7)
+    per_head = torch.stack([documents(90, 4, 8), documents(90, 9, 9)])
+    check(lambda b, h, q, kv: ids[q] == keys[kv], 90, 60, 16, 8, exact=True)
+    check(lambda b, h, q, kv: per_head[h, q] == per_head[h, kv], 90, 90, 16, 8, exact=True)
+
+
+def test_no_mutant_lives_without_a_mutation():
+    _check_all()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_die(name):
+    with mock.patch.object(*MUTANTS[name]), pytest.raises((AssertionError, attn_engine.AttnEngineError)):
+        _check_all()
+
+
+# --- whole attentions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_skipped_keys_are_never_read(backend):
+    """NaN in the keys and values of blocks that no query sees, in both directions of the kernels."""
+    sq, skv = 64, 160
+    queries = torch.tensor([1, 3]).repeat_interleave(32)
+    keys = torch.arange(5).repeat_interleave(32)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8, generator=g) for n in (sq, skv, skv))
+    dead = ~torch.isin(keys, queries)
+    poisoned = [t.masked_fill(dead[:, None], float("nan")) for t in (k, v)]
+    want = gradients(q, *(t.masked_fill(dead[:, None], 0.0) for t in (k, v)), reference(queries, keys))
+    with blocks(SMALL):
+        ours = attn_engine.compile(mask_mod=lambda b, h, i, j: queries[i] == keys[j], backend=backend)
+        got = gradients(q, *poisoned, ours)
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("size", [50, 64])
+def test_causal_documents(backend, size):
+    ids = documents(size, 4, 11)
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, h, size, 8, generator=g) for h in (4, 2, 2))
+
+    def mask(b, h, i, j):
+        return (ids[i] == ids[j]) & (i >= j)
+
+    with blocks(SMALL):
+        got = gradients(q, k, v, attn_engine.compile(mask_mod=mask, backend=backend))
+    want = gradients(q, k, v, reference(ids, ids, causal=True))
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def reference(queries, keys, causal=False):
+    def attend(q, k, v):
+        visible = queries[:, None] == keys[None]
+        visible = visible.tril() if causal else visible
+        group = q.shape[1] // k.shape[1]
+        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+    return attend
+
+
+def gradients(q, k, v, attend):
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    o = attend(*leaves)
+    weight = torch.arange(o.numel()).reshape(o.shape) % 7 - 3.0
+    return [o, *torch.autograd.grad((o * weight).sum(), leaves)]
