@@ -50,6 +50,10 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),  # type: ignore[dict-item]
     "tile-specialize-warps": _lazy("passes.tile_specialize_warps", "TileSpecializeWarpsPass"),  # type: ignore[dict-item]
     "tile-order-async": _lazy("passes.tile_order_async", "TileOrderAsyncPass"),  # type: ignore[dict-item]
+    "tile-stage-maps": _lazy("passes.tile_stage_maps", "TileStageMapsPass"),  # type: ignore[dict-item]
+    "tile-pipeline-steps": _lazy("passes.tile_pipeline_steps", "TilePipelineStepsPass"),  # type: ignore[dict-item]
+    "tile-split-roles": _lazy("passes.tile_split_roles", "TileSplitRolesPass"),  # type: ignore[dict-item]
+    "tile-overlap-products": _lazy("passes.tile_overlap_products", "TileOverlapProductsPass"),  # type: ignore[dict-item]
 }
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)

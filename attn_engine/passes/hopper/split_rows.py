@@ -93,7 +93,7 @@ class SplitRows:
             shape[axis] //= self.parts
             new = TensorType(tile.element_of(type_), shape)
             if isinstance(value.owner, arith.ConstantOp):
-                Rewriter.replace_op(value.owner, _constant(value.owner, new))
+                Rewriter.replace_op(value.owner, splat_like(value.owner, new))
             else:
                 pending = isinstance(value.type, PendingType)
                 Rewriter.replace_value_with_new_type(value, PendingType(new) if pending else new)
@@ -156,7 +156,7 @@ class SplitRows:
             Rewriter.erase_op(op)
 
 
-def _constant(op: arith.ConstantOp, type_: TensorType) -> arith.ConstantOp:
+def splat_like(op: arith.ConstantOp, type_: TensorType) -> arith.ConstantOp:
     """The same number in another shape."""
     assert isinstance(op.value, DenseIntOrFPElementsAttr)
     splat = tile.splat_of(op.value)

@@ -1,0 +1,134 @@
+"""Kernels whose loops have any number of products a step, and why some are not taken to the async level.
+
+A program loads the blocks that it owns, then loops (of loops) over steps. A step loads blocks, multiplies what
+the program owns, or elementwise results, with them, and accumulates. What lies between is up to `tile.map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import AsyncLoadOp
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.edit import Signature
+from attn_engine.passes.hopper.form import find_plan
+
+_MATRIX_RANK = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """The body of a loop that holds products, and its loads: blocks for products, and vectors that come with them."""
+
+    body: Block
+    dots: tuple[tile.DotOp, ...]
+    blocks: tuple[tile.LoadOp, ...]
+    vectors: tuple[tile.LoadOp, ...]
+
+    def first_use(self, load: tile.LoadOp) -> tile.DotOp:
+        """The first product that a block takes part in."""
+        return next(dot for dot in self.dots if block_of(dot.b) is load)
+
+
+def is_step(op: Operation) -> bool:
+    return isinstance(op, scf.ForOp) and any(isinstance(o, tile.DotOp) for o in op.body.block.ops)
+
+
+def step_bodies(block: Block) -> Iterator[Block]:
+    """The bodies of the loops that hold products themselves."""
+    for op in block.walk():
+        if isinstance(op, scf.ForOp) and is_step(op):
+            yield op.body.block
+
+
+def block_of(value: SSAValue) -> tile.LoadOp | None:
+    """The load behind the second operand of a product, turned or not."""
+    owner = value.owner
+    owner = owner.value.owner if isinstance(owner, tile.TransposeOp) else owner
+    return owner if isinstance(owner, tile.LoadOp) else None
+
+
+def signatures(module: ModuleOp, plan_name: str) -> list[Signature]:
+    """The kernels of a plan that have steps, with their launches."""
+    return [s for s in _launched(module, plan_name) if any(True for _ in step_bodies(s.kernel.body.block))]
+
+
+def kernels_at_async_level(module: ModuleOp, plan_name: str) -> list[Signature]:
+    """The kernels of a plan that copy asynchronously."""
+    found = _launched(module, plan_name)
+    return [s for s in found if any(isinstance(op, AsyncLoadOp) for op in s.kernel.walk())]
+
+
+def _launched(module: ModuleOp, plan_name: str) -> list[Signature]:
+    plan = find_plan(module, plan_name)
+    if plan is None:
+        raise AsyncUnsupportedError(f"no plan is named @{plan_name}")
+    kernels = {op.sym_name.data: op for op in module.ops if isinstance(op, tile.KernelOp)}
+    launches = [op for op in plan.body.block.ops if isinstance(op, tile.LaunchOp)]
+    return [Signature(kernels[op.kernel.root_reference.data], op) for op in launches]
+
+
+def step_of(body: Block, signature: Signature) -> Step:
+    """A step and its loads; raises `AsyncUnsupportedError` if its products take their operands from elsewhere."""
+    dots = tuple(op for op in body.ops if isinstance(op, tile.DotOp))
+    blocks: dict[tile.LoadOp, None] = {}
+    for dot in dots:
+        load = block_of(dot.b)
+        if load is None or load.parent is not body:
+            raise AsyncUnsupportedError(f"product '{dot.result.name_hint}' does not read a block as it was loaded")
+        blocks.setdefault(load)
+        _check_left(dot, body)
+    for load in blocks:
+        check_block(load)
+    vectors = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and _is_vector(op, signature))
+    return Step(body, dots, tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and op in blocks), vectors)
+
+
+def check_block(load: tile.LoadOp) -> None:
+    if tile.element_of(load.result) not in (f16, bf16):
+        raise AsyncUnsupportedError(f"its operands are {tile.element_of(load.result)}, not f16 or bf16")
+    if tile.ints_of(load.dims) != (2, 3):
+        raise AsyncUnsupportedError("it loads operands transposed")
+    for use in load.result.uses:
+        if not isinstance(use.operation, tile.TransposeOp | tile.DotOp):
+            raise AsyncUnsupportedError(f"it computes with '{load.result.name_hint}' beside multiplying it")
+
+
+def _check_left(dot: tile.DotOp, body: Block) -> None:
+    """The first operand: a block that the program owns, or a result of the step."""
+    owner = dot.a.owner
+    if isinstance(owner, tile.LoadOp) and owner.parent is not body:
+        check_block(owner)
+    elif not isinstance(owner, tile.MapOp):
+        raise AsyncUnsupportedError(f"product '{dot.result.name_hint}' does not read a block as it was loaded")
+
+
+def _is_vector(load: tile.LoadOp, signature: Signature) -> bool:
+    """One number per position, from a temporary of the plan, whose rows the plan can align."""
+    source = load.source
+    if not isinstance(source, BlockArgument) or not isinstance(signature.passed(source).owner, tile.AllocOp):
+        return False
+    return tile.element_of(load.result) == f32 and tile.ints_of(load.dims) == (2,)
+
+
+_TAKEN = (
+    *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
+    *(tile.GatherOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+)
+
+
+def check_kernel(signature: Signature) -> None:
+    """Raises `AsyncUnsupportedError` if a kernel holds what the passes do not take."""
+    kernel = signature.kernel
+    for op in kernel.walk():
+        known = isinstance(op, _TAKEN) or op.name.startswith(("arith.", "math."))
+        if op is not kernel and not known:
+            raise AsyncUnsupportedError(f"its kernel @{kernel.sym_name.data} holds '{op.name}'")
+    for body in step_bodies(kernel.body.block):
+        step_of(body, signature)

@@ -1,0 +1,163 @@
+"""`tile-overlap-products`: products start when their operands are there and are waited for where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import builtin, scf
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from attn_engine.dialects.tile_async import RolesOp
+from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp, ProxyFenceOp
+from attn_engine.dialects.tile_async_memory import ReadOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.passes.hopper.steps import kernels_at_async_level
+
+
+class _Overlap:
+    """The body of one loop whose products are waited for at once.
+
+    Work comes in waves: wave n needs the result of product n - 1 and none of a later one. A wave starts its products
+    first, then does what else it can; the wait for the next product follows.
+    """
+
+    def __init__(self, body: Block):
+        self.body = body
+        *self.ops, self.end = body.ops
+        self.waits = [op for op in self.ops if isinstance(op, WaitOp)]
+        self.work = [op for op in self.ops if not isinstance(op, WaitOp)]
+        self.owner: dict[SSAValue, AsyncDotOp] = {}
+        """Which product the values of waits are from."""
+        for wait in self.waits:
+            for pending, value in zip(wait.pending, wait.values, strict=True):
+                assert isinstance(pending.owner, AsyncDotOp)
+                self.owner[value] = pending.owner
+        self.before = {op: self._before(op) for op in self.work}
+        self.needs = self._needs()
+        self.started: list[AsyncDotOp] = []
+        self.order: list[Operation] = []
+
+    # --- dependences
+
+    def _before(self, op: Operation) -> list[Operation]:
+        """What must come before an op: what its operands are from, and what memory asks for."""
+        inside = [o for inner in op.walk() for o in inner.operands]
+        found = [o.owner for o in inside if isinstance(o.owner, Operation) and o.owner.parent is self.body]
+        earlier = self.ops[: self.ops.index(op)]
+        if isinstance(op, AsyncDotOp | ReadOp):
+            found += [o for o in earlier if isinstance(o, BarrierWaitOp)]
+        elif isinstance(op, ProxyFenceOp):
+            found += [o for o in earlier if isinstance(o, ReadOp)]
+        elif isinstance(op, BarrierArriveOp):
+            found += [o for o in earlier if not isinstance(o, BarrierArriveOp)]
+        elif isinstance(op, BarrierWaitOp):
+            found += [o for o in earlier if isinstance(o, BarrierWaitOp)]
+        return found
+
+    def _needs(self) -> dict[Operation, set[AsyncDotOp]]:
+        """The products whose results an op needs."""
+        needs: dict[Operation, set[AsyncDotOp]] = {}
+        for op in self.work:
+            found = set[AsyncDotOp]()
+            for other in self.before[op]:
+                if isinstance(other, WaitOp):
+                    products = {
+                        self.owner[v] for v in other.values if isinstance(op, BarrierArriveOp) or v in op.operands
+                    }
+                    found |= products.union(*(needs[p] for p in products))
+                else:
+                    found |= needs[other]
+            needs[op] = found
+        return needs
+
+    # --- order
+
+    def run(self) -> None:
+        products = [op for op in self.work if isinstance(op, AsyncDotOp)]
+        number = 0
+        while len(self.order) < len(self.work):
+            known = set(self.started[:number])
+            ready = [op for op in self.work if op not in self.order and self.needs[op] <= known]
+            for op in ready:
+                if isinstance(op, AsyncDotOp):
+                    self._emit(op)
+            for op in ready:
+                self._emit(op)
+            number += 1
+            assert number <= len(products) or len(self.order) == len(self.work)
+        self._place()
+
+    def _emit(self, op: Operation) -> None:
+        """Appends an op behind those that must come before it."""
+        if op in self.order or isinstance(op, WaitOp):
+            return
+        for other in self.before[op]:
+            self._emit(other)
+        self.order.append(op)
+        if isinstance(op, AsyncDotOp):
+            self.started.append(op)
+
+    def _place(self) -> None:
+        """Puts the ops in order, and in front of each the waits for the products that it needs."""
+        for op in self.work:
+            op.detach()
+        for wait in self.waits:
+            wait.detach()
+        started: list[AsyncDotOp] = []
+        waiting = dict.fromkeys(self.started)
+        for op in self.order:
+            self._wait(self.needs[op], started, waiting)
+            self.body.insert_op_before(op, self.end)
+            if isinstance(op, AsyncDotOp):
+                started.append(op)
+        self._wait(set(started), started, waiting)
+        for wait in self.waits:
+            wait.erase()
+
+    def _wait(self, needed: set[AsyncDotOp], started: Sequence[AsyncDotOp], waiting: dict[AsyncDotOp, None]) -> None:
+        """One wait for all of the needed products that have not been waited for."""
+        fresh = [p for p in waiting if p in needed]
+        if not fresh:
+            return
+        new = WaitOp(len(started) - 1 - started.index(fresh[-1]), [p.result for p in fresh])
+        self.body.insert_op_before(new, self.end)
+        for product, value in zip(fresh, new.values, strict=True):
+            waiting.pop(product)
+            old = next(v for v, p in self.owner.items() if p is product)
+            value.name_hint = old.name_hint
+            old.replace_all_uses_with(value)
+
+
+@dataclass(frozen=True)
+class TileOverlapProductsPass(ModulePass):
+    """Starts the products of a step early and waits for them late, so that elementwise work runs beside them.
+
+    Products complete in the order in which they start. Slots are released at the end of the step, after all waits.
+
+    ```
+    %x = wait 0, dot(k, q); %dp = wait 0, dot(v, do); %p = map(%x); %ds = map(%dp, %p)
+    %dk = wait 0, dot(%ds, q, %dk0); %dv = wait 0, dot(%p, do, %dv0)
+    ```
+    becomes
+    ```
+    %xp = dot(k, q); %dpp = dot(v, do)
+    %x = wait 1, %xp; %p = map(%x); %dvp = dot(%p, do, %dv0)
+    %dp = wait 1, %dpp; %ds = map(%dp, %p); %dkp = dot(%ds, q, %dk0)
+    %dv, %dk = wait 0, %dvp, %dkp
+    ```
+    """
+
+    name = "tile-overlap-products"
+
+    plan: str = "backward"
+    """The plan whose kernels are changed."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for signature in kernels_at_async_level(op, self.plan):
+            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
+                for loop in [o for o in roles.walk() if isinstance(o, scf.ForOp)]:
+                    if any(isinstance(o, AsyncDotOp) for o in loop.body.block.ops):
+                        _Overlap(loop.body.block).run()

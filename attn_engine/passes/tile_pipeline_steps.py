@@ -1,0 +1,268 @@
+"""`tile-pipeline-steps`: the blocks of steps through rings in shared memory; products asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.ir import Block, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import (
+    AsyncLoadOp,
+    BarrierExpectOp,
+    BarrierWaitOp,
+    MakeBarriersOp,
+    ProxyFenceOp,
+)
+from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, OpaqueZeroOp, WaitOp
+from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
+from attn_engine.passes.hopper.form import is_zero
+from attn_engine.passes.hopper.steps import Step, check_kernel, is_step, signatures, step_of
+
+_LARGEST_N = 256
+_ALIGNED = 4
+"""Numbers of 32 bits in the 16 bytes to which copies align rows."""
+
+Key = tuple[SSAValue, tuple[int, ...]]
+"""A global tensor and the shape of the blocks that are loaded from it."""
+
+
+@dataclass
+class _Ring:
+    """Stages of blocks of one tensor, and the descriptor that they are copied through."""
+
+    ring: SSAValue
+    descriptor: SSAValue
+
+    def copy(self, scope: Before, load: tile.LoadOp, full: SSAValue, stage: SSAValue) -> tuple[SlotOp, AsyncLoadOp]:
+        slot = scope.add(SlotOp(self.ring, stage), load.result.name_hint or "slot")
+        return slot, AsyncLoadOp(self.descriptor, list(load.indices), slot, full, stage)
+
+
+class _Pipeline:
+    """One kernel under conversion."""
+
+    def __init__(self, signature: Signature, stages: int | None):
+        self.signature = signature
+        kernel = signature.kernel
+        self.block = kernel.body.block
+        self.stages = stages or attribute(kernel, "num_stages", AsyncSchedule.stages)
+        self.warps = attribute(kernel, "num_warps", 4)
+        first = self.block.first_op
+        assert first is not None
+        self.top = Before(first)
+        self.rings: dict[Key, _Ring] = {}
+        self.full: dict[Key, SSAValue] = {}
+        self.owned: dict[SSAValue, SSAValue] = {}
+        """The rings of the blocks that the program owns, by what was loaded."""
+
+    def run(self) -> None:
+        zero = self.top.value(0)
+        self._steps(self.block, zero)
+        self.signature.drop_unused()
+
+    # --- rings
+
+    def _ring(self, load: tile.LoadOp, stages: int) -> _Ring:
+        key = (load.source, tile.shape_of(load.result))
+        if key not in self.rings:
+            name, shape = load.source.name_hint or "x", tile.shape_of(load.result)
+            type_ = BufferType([stages, *shape], tile.element_of(load.result))
+            ring = self.top.add(RingOp(type_), f"{name}s").result
+            self.rings[key] = _Ring(ring, self._descriptor(load, shape))
+        return self.rings[key]
+
+    def _barriers(self, load: tile.LoadOp, stages: int) -> SSAValue:
+        key = (load.source, tile.shape_of(load.result))
+        if key not in self.full:
+            name = f"{load.source.name_hint or 'x'}_full"
+            self.full[key] = self.top.add(MakeBarriersOp(stages, 1), name).result
+        return self.full[key]
+
+    def _descriptor(self, load: tile.LoadOp, shape: Sequence[int]) -> SSAValue:
+        source = self.signature.passed(load.source)
+        if isinstance(source.owner, tile.AllocOp):
+            _align(source.owner)
+        rank = len(load.indices)
+        block = [*[1] * (rank - len(shape)), *shape]
+        described = Before(self.signature.launch).add(DescribeOp(source, block))
+        return self.signature.add(described.result, f"{load.source.name_hint or 'x'}_copies")
+
+    # --- blocks that the program owns
+
+    def _own(self, load: tile.LoadOp) -> SSAValue:
+        """The ring of one stage that holds an owned block, copied once."""
+        if load.result not in self.owned:
+            ring, full = self._ring(load, 1), self._barriers(load, 1)
+            scope = Before(load)
+            zero = scope.value(0)
+            _, copy = ring.copy(scope, load, full, zero)
+            scope.add(BarrierExpectOp(full, zero, copy.byte_size))
+            scope.add(copy)
+            scope.add(BarrierWaitOp(full, zero, zero))
+            self.owned[load.result] = ring.ring
+        return self.owned[load.result]
+
+    # --- steps
+
+    def _steps(self, block: Block, count: SSAValue) -> SSAValue:
+        """Converts the loops of a block; `count` is the number of steps that the program has had."""
+        for op in list(block.ops):
+            if isinstance(op, scf.ForOp):
+                new, (inner,) = extend_for(op, [count], ["count"])
+                body = new.body.block
+                after = self._step(body, inner) if is_step(new) else self._steps(body, inner)
+                yield_more(body, [after])
+                count = new.res[-1]
+        return count
+
+    def _step(self, body: Block, count: SSAValue) -> SSAValue:
+        step = step_of(body, self.signature)
+        first = body.first_op
+        assert first is not None
+        scope = Before(first)
+        stages, one = scope.value(self.stages), scope.value(1)
+        stage = scope.add(arith.RemSIOp(count, stages), "stage").result
+        round_ = scope.add(arith.DivSIOp(count, stages), "round").result
+        parity = scope.add(arith.AndIOp(round_, one), "parity").result
+        zero = scope.add(OpaqueZeroOp(count), "zero").result
+        slots = {load: self._load(step, load, stage, parity) for load in step.blocks}
+        for dot in step.dots:
+            self._product(dot, slots, zero)
+        for load in (*step.blocks, *step.vectors):
+            _erase_load(load)
+        end = Before(yields(body))
+        if step.vectors:
+            end.add(ProxyFenceOp())
+        return end.add(arith.AddiOp(count, one), "count").result
+
+    def _load(self, step: Step, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
+        """Copies a block in front of its first product; vectors come with the first block of the step."""
+        scope, full = Before(step.first_use(load)), self._barriers(load, self.stages)
+        together = [load, *(step.vectors if load is step.blocks[0] else ())]
+        copied = [self._ring(one, self.stages).copy(scope, one, full, stage) for one in together]
+        scope.add(BarrierExpectOp(full, stage, sum(copy.byte_size for _, copy in copied)))
+        for _, copy in copied:
+            scope.add(copy)
+        scope.add(BarrierWaitOp(full, stage, parity))
+        for vector, (slot, _) in list(zip(together, copied, strict=True))[1:]:
+            read = scope.add(ReadOp(slot), vector.result.name_hint or "row").result
+            _check_behind(vector, scope)
+            vector.result.replace_all_uses_with(read)
+        return copied[0][0].result
+
+    def _product(self, dot: tile.DotOp, slots: dict[tile.LoadOp, SSAValue], zero: SSAValue) -> None:
+        """A product, started and waited for at once."""
+        scope = Before(dot)
+        layout = MmaLayoutAttr(self.warps, 1, min(tile.shape_of(dot.result)[1], _LARGEST_N))
+        turned = isinstance(dot.b.owner, tile.TransposeOp)
+        load = dot.b.owner.value.owner if isinstance(dot.b.owner, tile.TransposeOp) else dot.b.owner
+        assert isinstance(load, tile.LoadOp)
+        b = slots[load]
+        if turned:
+            b = scope.add(TransposedSlotOp(b), f"{b.name_hint}_turned").result
+        acc = None if is_zero(dot.acc) else dot.acc
+        pending = scope.add(AsyncDotOp(self._left(scope, dot, zero, layout), b, acc, layout), "pending")
+        value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
+        dot.result.replace_all_uses_with(value)
+        Rewriter.erase_op(dot)
+
+    def _left(self, scope: Before, dot: tile.DotOp, zero: SSAValue, layout: MmaLayoutAttr) -> SSAValue:
+        owner = dot.a.owner
+        if isinstance(owner, tile.LoadOp):
+            return scope.add(SlotOp(self._own(owner), zero), owner.result.name_hint or "owned").result
+        return scope.add(DotOperandOp(dot.a, layout), "operand").result
+
+
+def _check_behind(vector: tile.LoadOp, scope: Before) -> None:
+    for use in vector.result.uses:
+        user = use.operation
+        if user.parent is scope.block and user.is_before_in_block(scope.anchor):
+            raise AsyncUnsupportedError("it computes with vectors before its first product")
+
+
+def attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
+    """A number that the schedule left on a kernel."""
+    found = kernel.attributes.get(name)
+    return found.value.data if isinstance(found, builtin.IntegerAttr) else default
+
+
+def _align(alloc: tile.AllocOp) -> None:
+    """Rows of a temporary start at multiples of 16 bytes."""
+    *outer, last = alloc.sizes
+    if isinstance(last.owner, arith.MuliOp) and last.name_hint == "aligned":
+        return
+    scope = Before(alloc)
+    units = scope.value(scope.round_up(last, _ALIGNED, "aligned"))
+    alloc.operands = [*outer, units]
+
+
+def _erase_load(load: tile.LoadOp) -> None:
+    for use in list(load.result.uses):
+        if isinstance(use.operation, tile.TransposeOp) and not use.operation.result.uses:
+            Rewriter.erase_op(use.operation)
+    Rewriter.erase_op(load)
+
+
+def check_shared(kernel: tile.KernelOp, limit: int) -> None:
+    need = sum(o.result.type.byte_size for o in kernel.body.block.ops if isinstance(o, RingOp))
+    if need > limit:
+        raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
+
+
+@dataclass(frozen=True)
+class TilePipelineStepsPass(ModulePass):
+    """Moves the blocks of a kernel's steps through shared memory, and makes its products asynchronous.
+
+    Each tensor has a ring of `stages` slots, the blocks that a program owns one slot each; vectors of numbers per
+    position land on the barrier of the step's first block. Every copy and every product is waited for where it is started.
+
+    ```
+    scf.for ... { %q = tile.load %Q[...]; %t = tile.transpose %q; %x = tile.dot %k, %t, %zero; ... }
+    ```
+    becomes
+    ```
+    scf.for ... iter_args(%count = ...) {
+      tile.barrier_expect %q_full[%stage], 16384
+      tile.async_load %q_copies[...], %slot, %q_full[%stage]
+      tile.barrier_wait %q_full[%stage], %parity
+      %t = tile.transposed_slot %slot
+      %pending = tile.async_dot %k_slot, %t layout <8x1, 64>
+      %x = tile.wait 0, %pending
+      ...
+    }
+    ```
+    """
+
+    name = "tile-pipeline-steps"
+
+    plan: str = "backward"
+    """The plan whose kernels are changed."""
+    stages: int | None = None
+    """Steps whose blocks a ring holds; the kernel's `num_stages` if absent."""
+    shared_bytes: int = AsyncSchedule.shared_bytes
+    """Shared memory that the rings may take."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for signature in signatures(op, self.plan):
+            check_kernel(signature)
+            _Pipeline(signature, self.stages).run()
+            _erase_owned(signature.kernel)
+            check_shared(signature.kernel, self.shared_bytes)
+
+
+def _erase_owned(kernel: tile.KernelOp) -> None:
+    """Loads whose blocks are all copied now."""
+    for op in list(kernel.body.block.ops):
+        if isinstance(op, tile.LoadOp) and not op.result.uses:
+            Rewriter.erase_op(op)

@@ -1,0 +1,177 @@
+"""The backward through every pass to the async level, under random schedules: what it means never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+
+from attn_engine import library, pipelines
+from attn_engine.dialects import tile as dialect
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.frontend import Definition, build
+from attn_engine.interpreters import tile, tile_async
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError
+from attn_engine.interpreters.tile_async_state import DeadlockError
+from attn_engine.runtime import driver
+
+D = 16
+SCHEDULE = ("tile-stage-maps", "tile-pipeline-steps", "tile-split-roles", "tile-overlap-products")
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+DOCUMENTS = torch.arange(1000) // 90
+DEFINITIONS = {
+    "full": Definition(),
+    "causal": Definition(mask_mod=library.causal),
+    "window": Definition(mask_mod=library.sliding_window(100)),
+    "prefix": Definition(mask_mod=library.prefix_lm(70)),
+    "dead rows": Definition(mask_mod=lambda b, h, q, kv: q >= kv + 150),
+    "documents": Definition(mask_mod=library.document(DOCUMENTS)),
+    "alibi": Definition(score_mod=library.alibi(SLOPES), mask_mod=library.causal),
+    "soft cap": Definition(score_mod=library.soft_cap(2.0)),
+    "sigmoid": Definition(row=library.sigmoid, mask_mod=library.causal),
+    "relu": Definition(row=library.relu),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    value: ModuleOp
+    scheduled: ModuleOp
+    captures: list[Tensor]
+
+    def arguments(self, plan: str) -> list[str]:
+        op = next(o for o in self.value.ops if isinstance(o, dialect.PlanOp) and o.sym_name.data == plan)
+        return [a.name_hint or "" for a in op.body.block.args]
+
+
+def lower(definition: Definition, dtype: torch.dtype, d: int = D, wrt: tuple[str, ...] = ("q", "k", "v")) -> Any:
+    traced = build(definition, dtype=dtype, head_dim=d, head_dim_v=d, return_lse=definition.row is None)
+    module = driver.to_attn(traced.module, wrt)
+    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2}"
+    driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
+    return module, list(traced.captures)
+
+
+@cache
+def compiled(name: str, passes: int = len(SCHEDULE)) -> Compiled:
+    module, captures = lower(DEFINITIONS[name], torch.float16)
+    scheduled = module.clone()
+    for spec in SCHEDULE[:passes]:
+        driver.run_passes(scheduled, (spec,))
+        scheduled.verify()
+    return Compiled(module, scheduled, captures)
+
+
+@dataclass
+class Problem:
+    """Operands, and what a forward at the value level gives."""
+
+    made: Compiled
+    operands: dict[str, Tensor]
+    rest: list[Tensor]
+
+    def gradients(self, run: Any, module: ModuleOp, **options: Any) -> list[Tensor]:
+        found = {n: torch.full_like(self.operands[n[1:]], torch.nan) for n in ("dq", "dk", "dv")}
+        arguments = [*self.operands.values(), *self.rest, *found.values(), D**-0.5]
+        run(module, "backward", arguments, exact=True, **options)
+        return list(found.values())
+
+
+def problem(made: Compiled, heads: tuple[int, int, int], sizes: tuple[int, int]) -> Problem:
+    (batch, q_heads, kv_heads), (sq, skv) = heads, sizes
+    generator = torch.Generator().manual_seed(sq + 1000 * skv)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).half().double()
+
+    q, d_o = (random(batch, q_heads, sq, D) for _ in range(2))
+    k, v = (random(batch, kv_heads, skv, D) for _ in range(2))
+    captures = [c.double() if c.is_floating_point() else c for c in made.captures]
+    o, names = torch.zeros_like(q), made.arguments("forward")
+    count = sum(n.startswith(("output", "saved")) for n in names)
+    rows = [torch.full(q.shape[:3], torch.nan, dtype=torch.float64) for _ in range(count)]
+    tile.run_plan(made.value, "forward", [q, k, v, o, *rows, *captures, D**-0.5], exact=True)
+    saved = sum(n.startswith("saved") for n in names)
+    d_rows = [random(batch, q_heads, sq) for n in made.arguments("backward") if n.startswith("d_output")]
+    return Problem(made, {"q": q, "k": k, "v": v, "o": o, "d_o": d_o}, [*rows[count - saved :], *d_rows, *captures])
+
+
+def check(name: str, heads: tuple[int, int, int], sizes: tuple[int, int], seeds: range) -> None:
+    """Against the value level, which is checked against autograd elsewhere; the order of sums is the same."""
+    made = compiled(name)
+    given = problem(made, heads, sizes)
+    want = given.gradients(tile.run_plan, made.value)
+    assert all(torch.isfinite(w).all() for w in want)
+    for seed in seeds:
+        got = given.gradients(tile_async.run_plan, made.scheduled, seed=seed)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_definitions(name: str):
+    check(name, (1, 2, 1), (150, 200), range(2))
+
+
+@pytest.mark.parametrize("name", ["full", "causal"])
+@pytest.mark.parametrize("sizes", [(1, 1), (127, 128), (129, 130), (5, 0)])
+def test_lengths(name: str, sizes: tuple[int, int]):
+    check(name, (1, 2, 1), sizes, range(2))
+
+
+@pytest.mark.parametrize("passes", range(1, len(SCHEDULE)))
+def test_every_prefix_means_the_same(passes: int):
+    made = compiled("causal", passes)
+    given = problem(made, (1, 2, 1), (200, 300))
+    want = given.gradients(tile.run_plan, made.value)
+    got = given.gradients(tile_async.run_plan, made.scheduled, seed=passes)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+FAULTS = {
+    "slots never released": "tile.barrier_arrive %free",
+    "block not waited for": "tile.barrier_wait %d_o_full",
+    "owned block not waited for": "tile.barrier_wait %k_full",
+    "vectors read without a fence": "tile.proxy_fence",
+    "copied before the slot is free": "tile.barrier_wait %free",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_op_is_found(fault: str):
+    """Every handshake that the passes make is needed: without it a schedule deadlocks or races."""
+    made = compiled("causal")
+    lines = str(made.scheduled).split("\n")
+    found = [n for n, line in enumerate(lines) if line.strip().startswith(FAULTS[fault])]
+    text = "\n".join(line for n, line in enumerate(lines) if n != found[-1])
+    module = Parser(driver.context(), text).parse_module()
+    given = problem(made, (1, 1, 1), (400, 150))
+    with pytest.raises((AsyncProtocolError, DeadlockError)):
+        for seed in range(8):
+            given.gradients(tile_async.run_plan, module, seed=seed)
+
+
+def test_products_overlap_with_the_arithmetic_between_them():
+    """The two kernels' steps: which products are in flight where one is waited for."""
+    text = str(compiled("causal").scheduled)
+    dq, dkdv = text[text.index("@backward_dq(") : text.index("@backward_dkdv(")], text[text.index("@backward_dkdv(") :]
+    for kernel, waits in ((dq, ["1", "0", "0"]), (dkdv, ["1", "1", "0"])):
+        found = [line.split("tile.wait ")[1][0] for line in kernel.split("\n") if "tile.wait " in line]
+        assert found == waits * 2
+
+
+def test_what_is_not_taken_says_why():
+    for definition, dtype, reason in (
+        (Definition(), torch.float32, "not f16 or bf16"),
+        (Definition(key_mod=lambda x: x * 2.0), torch.float16, "does not read a block as it was loaded"),
+    ):
+        module, _ = lower(definition, dtype)
+        with pytest.raises(AsyncUnsupportedError, match=reason):
+            driver.run_passes(module, SCHEDULE)
