@@ -189,6 +189,9 @@ def test_integer_comparisons(predicate: str):
 def test_float_comparisons(predicate: str):
     body = f"    %y = arith.cmpf {predicate}, %a, %b : f32\n    tile.yield %y : i1"
     check(body, ["f32", "f32"], "i1", 0)
+    number = "    %c = arith.constant 1.0 : f32\n"
+    check(f"{number}    %y = arith.cmpf {predicate}, %a, %c : f32\n    tile.yield %y : i1", ["f32"], "i1", 0)
+    check(f"{number}    %y = arith.cmpf {predicate}, %c, %a : f32\n    tile.yield %y : i1", ["f32"], "i1", 0)
 
 
 @pytest.mark.parametrize("name", CASTS)

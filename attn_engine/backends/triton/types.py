@@ -133,7 +133,6 @@ CMPI = (
 )
 """By predicate number of `arith.cmpi`: eq, ne, slt, sle, sgt, sge, ult, ule, ugt, uge."""
 
-_UNORDERED = "({0} != {0}) | ({1} != {1})"
 CMPF = (
     "({0} < {1}) & ({1} < {0})",
     "{0} == {1}",
@@ -142,14 +141,14 @@ CMPF = (
     "{0} < {1}",
     "{0} <= {1}",
     "({0} < {1}) | ({0} > {1})",
-    "({0} == {0}) & ({1} == {1})",
-    f"({{0}} == {{1}}) | {_UNORDERED}",
-    f"({{0}} > {{1}}) | {_UNORDERED}",
-    f"({{0}} >= {{1}}) | {_UNORDERED}",
-    f"({{0}} < {{1}}) | {_UNORDERED}",
-    f"({{0}} <= {{1}}) | {_UNORDERED}",
+    "({0} <= {1}) | ({0} > {1})",
+    "(({0} < {1}) | ({0} > {1})) ^ True",
+    "({0} <= {1}) ^ True",
+    "({0} < {1}) ^ True",
+    "({0} >= {1}) ^ True",
+    "({0} > {1}) ^ True",
     "{0} != {1}",
-    _UNORDERED,
+    "(({0} <= {1}) | ({0} > {1})) ^ True",
     "({0} == {1}) | ({0} != {1})",
 )
 """By predicate number of `arith.cmpf`: false, oeq, ogt, oge, olt, ole, one, ord, ueq, ugt, uge, ult, ule, une, uno, true."""
