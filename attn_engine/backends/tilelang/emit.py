@@ -131,7 +131,7 @@ def _print_branch(printer: KernelPrinter, block: Block) -> None:
 
 
 def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
-    if op.precision.data == tile.Precision.IEEE and memory.buffer_type(op.a).element_type == f32:
+    if op.precision.data != tile.Precision.TF32 and memory.buffer_type(op.a).element_type == f32:
         raise UnsupportedOpError("tile.gemm of f32 operands without rounding them to tf32", types.BACKEND_NAME)
     arguments = printer.texts([op.a, op.b, op.acc])
     arguments += ["transpose_A=True"] if op.transpose_a is not None else []
