@@ -37,7 +37,9 @@ class MfmaAttr(ParametrizedAttribute):
 
     The fragment is cut into `rows` x `columns` waves of contiguous parts (an `a` operand along the rows only,
     a `b` operand along the columns only, each wave of the other axis holding a copy), and a wave's part into blocks
-    of one instruction: m x n for `acc`, m x k for `a`, k x n for `b`. Within a block, `place` says which lane holds what.
+    of one instruction: m x n for `acc`, m x k for `a`, k x n for `b`. Within a block, `place` says which lane holds what;
+    along k operands are held in runs of 4, in whatever order the instruction itself counts k, for a product does not
+    depend on it. A `k` that the device's instruction does not reach is several of them.
     An `acc` and a `b` of the same n whose `run`s agree are held alike: products chain without a layout change.
     """
 
@@ -93,7 +95,7 @@ class MfmaAttr(ParametrizedAttribute):
     @property
     def run(self) -> int:
         """How many neighbouring elements, along the axis that is not the lanes', one lane holds."""
-        return 4 if self.part.data == Part.ACC else self.registers
+        return 4 if self.part.data == Part.ACC else min(4, self.registers)
 
     def place(self, lane: int, register: int) -> tuple[int, int]:
         """Row and column, within a block, of one register of one lane."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attn_engine.arch import Arch
+from attn_engine.arch import Arch, Vendor
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Length, Schedule, padded
 
@@ -51,7 +51,13 @@ _WIDE: dict[int, Preferences] = {
     128: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 1)), _kernels((32, 32, 4, 1))),
     256: _preferences(_kernels((32, 32, 4, 2)), _kernels((32, 16, 4, 1)), _kernels((16, 32, 4, 1))),
 }
-"""Elements of 32 bits, on any device."""
+"""Elements of 32 bits, on NVIDIA."""
+_WIDE_CDNA: dict[int, Preferences] = {
+    64: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
+    128: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((16, 64, 4, 2))),
+    256: _preferences(_kernels((64, 16, 4, 2)), _kernels((64, 16, 4, 2)), _kernels((16, 64, 4, 2))),
+}
+"""Elements of 32 bits, on AMD: 16 rows or columns of the kept block for each wave."""
 
 _LONG_UNMASKED: dict[tuple[str, int, Kind], tuple[KernelSchedule, ...]] = {
     ("sm_90", 128, Kind.DKDV): _kernels((64, 128, 8, 3)),
@@ -71,7 +77,8 @@ _TABLE: dict[str, dict[int, Preferences]] = {
 
 def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSchedule:
     """The first preference that the device can hold."""
-    table = _TABLE[arch.name] if BYTES[heads.dtype] == 2 else _WIDE
+    wide = _WIDE_CDNA if arch.vendor is Vendor.AMD else _WIDE
+    table = _TABLE[arch.name] if BYTES[heads.dtype] == 2 else wide
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))
     row = table[limit]

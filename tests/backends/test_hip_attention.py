@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.toolchain import inspect
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import KernelSchedule, Schedule
+from attn_engine.runtime import inspect as runtime_inspect
 from attn_engine.runtime.inspect import View
 from tests.support.compare import check, plain, qkv
 from tests.support.hip import emulates, needs_clang, parse
@@ -137,16 +139,38 @@ def test_text_of_printed_ir_is_the_same():
     assert emit(parse(definition.ir("tile", view))) == definition.source("hip", view)
 
 
+@needs_clang
+@pytest.mark.parametrize("head_dim", [32, 128, 256])
+def test_float_blocks_fit(head_dim: int):
+    """32 bits take the same road as 16: right operands in registers, no spills."""
+    definition = attn_engine.compile(mask_mod=library.causal)
+    source = definition.source("hip", View(torch.float32, head_dim, head_dim, True, False, "gfx90a", "hip"))
+    for name, kernel in inspect(source, "gfx90a").items():
+        assert kernel.spills == 0, name
+        assert kernel.shared <= 64 * 1024, name
+
+
+def with_forward(schedule: KernelSchedule) -> str:
+    with mock.patch.object(runtime_inspect, "default_schedule", lambda *_: replace(SMALL, forward=schedule)):
+        view = View(torch.float32, 128, 128, False, False, "gfx942", "hip")
+        return attn_engine.compile().source("hip", view)
+
+
 def test_blocks_that_waves_cannot_share():
-    definition = attn_engine.compile()
     with pytest.raises(ScheduleError, match="use larger blocks or fewer warps"):
-        definition.source("hip", View(torch.float32, 256, 256, False, False, "gfx942", "hip"))
+        with_forward(KernelSchedule(16, 16, 16, 1))
 
 
 def test_tiles_that_lds_cannot_hold():
-    definition = attn_engine.compile()
     with pytest.raises(ScheduleError, match="of LDS, but a program has 65536; use smaller blocks"):
-        definition.source("hip", View(torch.float32, 128, 128, False, False, "gfx942", "hip"))
+        with_forward(KernelSchedule(64, 128, 4, 1))
+
+
+@emulates
+def test_few_rows_for_many_waves():
+    """Right operands go through LDS as well, and waves share both axes."""
+    schedule = Schedule(*[KernelSchedule(32, 32, 4, 1)] * 4)
+    check(causal, qkv(sq=33, d=32), backend=EMULATED, schedule=schedule)
 
 
 def test_the_backend_says_what_is_missing():

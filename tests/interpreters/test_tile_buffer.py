@@ -176,7 +176,7 @@ def test_lanes_hold_every_element_of_a_block_once(instruction: tuple[int, int, i
 
 def test_which_products_chain():
     """The accumulator is the next right operand where four neighbours of a column lie in one lane."""
-    for instruction, alike in (((32, 32, 8), True), ((16, 16, 16), True), ((16, 16, 32), False)):
+    for instruction, alike in (((32, 32, 8), True), ((16, 16, 32), True), ((32, 32, 2), False)):
         acc, b = (MfmaAttr(instruction, part, (1, 4)) for part in (Part.ACC, Part.B))
         assert (ownership(acc) == ownership(b)) is alike
     assert ownership(MfmaAttr((32, 32, 8), Part.ACC, (4, 1))) != ownership(MfmaAttr((32, 32, 8), Part.B, (4, 1)))

@@ -22,9 +22,10 @@ from attn_engine.errors import ScheduleError
 
 SIZES = (32, 16)
 """Rows and columns of a matrix instruction, best first."""
-_DEPTHS = {(32, 2): 8, (16, 2): 16, (32, 4): 2, (16, 4): 4}
-"""By size and bytes of an element: how deep one instruction multiplies."""
-_PADDING_BYTES = 16
+_DEPTHS = {(32, 2): (16, 8), (16, 2): (32, 16), (32, 4): (8,), (16, 4): (16,)}
+"""By size and bytes of an element: how deep a product of matrices is, deepest first. Where the device's instruction is
+less deep, it is several of them; a lane holds at least the 4 neighbours along the depth that an accumulator holds."""
+PADDING_BYTES = 16
 
 
 def _bytes(type_: Attribute) -> int:
@@ -46,10 +47,8 @@ def _touching(kernel: tile.KernelOp, buffer: SSAValue) -> tuple[list[Operation],
 
 
 def _is_right(op: Operation, buffer: SSAValue) -> bool:
-    """Whether an op reads a buffer as the right operand of a product of 16 bits, as it stands, and not otherwise."""
-    if not isinstance(op, compute.GemmOp) or op.b is not buffer or op.a is buffer or op.transpose_b is not None:
-        return False
-    return _bytes(memory.buffer_type(buffer).element_type) == 2
+    """Whether an op reads a buffer as the right operand of a product, as it stands, and not otherwise."""
+    return isinstance(op, compute.GemmOp) and op.b is buffer and op.a is not buffer and op.transpose_b is None
 
 
 def _copied_from(gemm: compute.GemmOp) -> SSAValue | None:
@@ -93,15 +92,16 @@ def _replace_alloc(old: memory.BufferAllocOp, new: memory.BufferAllocOp) -> None
     Rewriter.replace_op(old, new)
 
 
-def _share_left_operands(kernel: tile.KernelOp) -> None:
-    """A left operand that is a fragment goes through LDS: no accumulator is held as one."""
+def _share_operands(kernel: tile.KernelOp, keep: bool) -> None:
+    """An operand that is a fragment goes through LDS, but for right ones that are kept: no accumulator is held as a left
+    one."""
     for op in list(kernel.walk()):
         for position, part in ((0, "a"), (1, "b")):
             if not isinstance(op, compute.GemmOp):
                 continue
             value = op.operands[position]
-            fine = position == 1 and _bytes(memory.buffer_type(value).element_type) == 2
-            if not memory.is_fragment(value) or (fine and op.transpose_b is None):
+            fine = position == 1 and keep and op.transpose_b is None
+            if not memory.is_fragment(value) or fine:
                 continue
             type_ = memory.buffer_type(value)
             alloc = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
@@ -195,7 +195,7 @@ class _Groups:
         """Ways to hold a group, best first: columns shared by the waves, as a right operand must be; then rows too,
         as the result of a product may be; then copies."""
         splits = [(waves // columns, columns) for columns in (waves >> n for n in range(waves.bit_length())) if columns]
-        shapes = [(size, size, _DEPTHS[size, 2]) for size in SIZES]
+        shapes = [(size, size, _DEPTHS[size, 4][0]) for size in SIZES]
         yield from (MfmaAttr(shape, Part.ACC, (1, waves)) for shape in shapes)
         if not self._has(root, self._right):
             yield from (MfmaAttr(shape, Part.ACC, split) for shape in shapes for split in splits)
@@ -248,12 +248,20 @@ def _choose(kernel: tile.KernelOp, groups: _Groups, vectors: _Vectors, root: SSA
 
 
 def _layout_of(alloc: memory.BufferAllocOp, held: MfmaAttr, removed: int) -> Attribute:
-    """The group's layout for one fragment: an accumulator's with the depth of its product, a vector's without an axis."""
-    for use in alloc.result.uses:
-        if isinstance(use.operation, compute.GemmOp) and use.operation.acc is alloc.result:
-            bits = _bytes(memory.buffer_type(use.operation.a).element_type)
-            return MfmaAttr((held.m, held.n, _DEPTHS[held.m.data, bits]), Part.ACC, held.waves)
+    """The group's layout for one fragment: an accumulator's with the depth of its products, a vector's without an axis."""
+    users = [use.operation for use in alloc.result.uses]
+    products = [op for op in users if isinstance(op, compute.GemmOp) and op.acc is alloc.result]
+    if products:
+        bits = _bytes(memory.buffer_type(products[0].a).element_type)
+        depth = next((k for k in _DEPTHS[held.m.data, bits] if all(_depth(op) % k == 0 for op in products)), None)
+        if depth is None:
+            raise ScheduleError(f"hip: a product is {min(map(_depth, products))} deep; use larger blocks")
+        return MfmaAttr((held.m, held.n, depth), Part.ACC, held.waves)
     return held if _rank(alloc.result) == 2 else SliceLayoutAttr(removed, held)
+
+
+def _depth(op: compute.GemmOp) -> int:
+    return memory.buffer_type(op.a).get_shape()[0 if op.transpose_a is not None else 1]
 
 
 def _lay_out(kernel: tile.KernelOp) -> None:
@@ -266,7 +274,7 @@ def _lay_out(kernel: tile.KernelOp) -> None:
     for alloc in _buffers(kernel):
         type_ = memory.buffer_type(alloc.result)
         if type_.memory_space is MemorySpace.SHARED:
-            padding = PaddedAttr(_PADDING_BYTES // _bytes(type_.element_type))
+            padding = PaddedAttr(PADDING_BYTES // _bytes(type_.element_type))
             new.append((alloc, padding if _rank(alloc.result) == 2 else None))
             continue
         root = groups.root(alloc.result)
@@ -280,11 +288,19 @@ def _lay_out(kernel: tile.KernelOp) -> None:
             op.properties.pop("split", None)
 
 
+def _choose_layouts(kernel: tile.KernelOp, keep: bool) -> None:
+    if keep:
+        _keep_right_operands(kernel)
+    _share_operands(kernel, keep)
+    _lay_out(kernel)
+
+
 @dataclass(frozen=True)
 class HipChooseLayoutsPass(ModulePass):
     """Holds every fragment as an accumulator of matrix instructions is, its columns shared by the waves.
 
-    Right operands of 16 bits are held the same way and stay in registers; left operands lie in LDS, rows padded.
+    Right operands are held the same way and stay in registers; left operands lie in LDS, rows padded. Where blocks are
+    too small for that, right operands go to LDS as well, and waves may share rows.
 
     ```
     %ks = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
@@ -294,8 +310,8 @@ class HipChooseLayoutsPass(ModulePass):
     becomes
     ```
     %ks = tile.buffer_alloc layout #tile.padded<8> : !tile.buffer<64x64xf16, shared>
-    %s = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf32, register>
-    %m = tile.buffer_alloc layout #tile.sliced<0, #tile.mfma<32x32x8, acc, 1x4>> : !tile.buffer<128xf32, register>
+    %s = tile.buffer_alloc layout #tile.mfma<32x32x16, acc, 1x4> : !tile.buffer<64x128xf32, register>
+    %m = tile.buffer_alloc layout #tile.sliced<0, #tile.mfma<32x32x16, acc, 1x4>> : !tile.buffer<128xf32, register>
     ```
     """
 
@@ -303,6 +319,9 @@ class HipChooseLayoutsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
-            _keep_right_operands(kernel)
-            _share_left_operands(kernel)
-            _lay_out(kernel)
+            plain = kernel.clone()
+            try:
+                _choose_layouts(kernel, keep=True)
+            except ScheduleError:
+                Rewriter.replace_op(kernel, plain)
+                _choose_layouts(plain, keep=False)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, ModuleOp, TensorType, i64
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FixedBitwidthType, IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.hip import types
+from attn_engine.backends.hip.layouts import PADDING_BYTES
+from attn_engine.backends.hip.lds import SMALLEST_LDS
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
@@ -100,20 +103,40 @@ def _transposed_block(block: Block, values: dict[SSAValue, SSAValue]) -> Block:
 
 
 def _fold_transposes(kernel: tile.KernelOp) -> None:
-    """The transpose of a tile that is loaded is a load of its own, with the axes exchanged."""
-    for op in list(kernel.walk()):
-        if not isinstance(op, tile.TransposeOp) or not isinstance(op.value.owner, tile.LoadOp):
-            continue
+    """The transpose of a tile that is loaded is a load of its own, with the axes exchanged: each product then finds its
+    operand as it reads it. Where LDS cannot hold tiles both ways, a tile that is also read as it is stays alone."""
+    turned = [t for t in kernel.walk() if isinstance(t, tile.TransposeOp) and isinstance(t.value.owner, tile.LoadOp)]
+    loops = [op.body.block for op in kernel.walk() if isinstance(op, scf.ForOp)]
+    fits = all(sum(_bytes(op) for op in loop.ops if _lies_in_lds(op)) <= SMALLEST_LDS for loop in loops)
+    for op in turned:
         load = op.value.owner
-        limits = {1 - axis: limit for axis, limit in zip(tile.ints_of(load.bounded), load.limits, strict=True)}
-        dims = tile.ints_of(load.dims)[::-1]
-        turned = tile.LoadOp(load.source, list(load.indices), dims, op.result.type, limits)
-        turned.result.name_hint = load.result.name_hint
-        Rewriter.insert_op(turned, InsertPoint.after(load))
-        op.result.replace_all_uses_with(turned.result)
-        Rewriter.erase_op(op)
-        if not load.result.first_use:
-            Rewriter.erase_op(load)
+        assert isinstance(load, tile.LoadOp)
+        if fits or load.result.has_one_use():
+            _fold_transpose(op, load)
+
+
+def _lies_in_lds(op: Operation) -> bool:
+    """Loads of a loop and their transposes; what is loaded before it stays in registers."""
+    return isinstance(op, tile.LoadOp | tile.TransposeOp) and len(tile.shape_of(op.results[0])) == 2
+
+
+def _bytes(op: Operation) -> int:
+    """Of a tile in LDS, its rows padded, whichever way it lies."""
+    shape, type_ = tile.shape_of(op.results[0]), tile.element_of(op.results[0])
+    assert isinstance(type_, FixedBitwidthType)
+    return prod(shape) * type_.bitwidth // 8 + max(shape) * PADDING_BYTES
+
+
+def _fold_transpose(op: tile.TransposeOp, load: tile.LoadOp) -> None:
+    limits = {1 - axis: limit for axis, limit in zip(tile.ints_of(load.bounded), load.limits, strict=True)}
+    dims = tile.ints_of(load.dims)[::-1]
+    turned = tile.LoadOp(load.source, list(load.indices), dims, op.result.type, limits)
+    turned.result.name_hint = load.result.name_hint
+    Rewriter.insert_op(turned, InsertPoint.after(load))
+    op.result.replace_all_uses_with(turned.result)
+    Rewriter.erase_op(op)
+    if not load.result.first_use:
+        Rewriter.erase_op(load)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ tile.kernel @two_products(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, 
   %left = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
   // CHECK: %right = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf16, register>
   %right = tile.buffer_alloc : !tile.buffer<64x128xf16, shared>
-  // CHECK: %s = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf32, register>
+  // CHECK: %s = tile.buffer_alloc layout #tile.mfma<32x32x16, acc, 1x4> : !tile.buffer<64x128xf32, register>
   %s = tile.buffer_alloc : !tile.buffer<64x128xf32, register>
   %p = tile.buffer_alloc : !tile.buffer<64x128xf16, register>
   // CHECK-NOT: %p_shared

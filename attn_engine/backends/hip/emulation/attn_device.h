@@ -19,6 +19,8 @@ template <class T, int N>
 using VectorOf = T __attribute__((ext_vector_type(N)));
 using half4 = VectorOf<_Float16, 4>;
 using short4 = VectorOf<short, 4>;
+using half8 = VectorOf<_Float16, 8>;
+using short8 = VectorOf<short, 8>;
 using float4 = VectorOf<float, 4>;
 using float16 = VectorOf<float, 16>;
 
@@ -83,7 +85,8 @@ ATTN_DEVICE T exchange(T value) {
 
 // Element r of a lane: row 8 * (r / 4) + 4 * (lane / 32) + r % 4 of column lane % 32 where M is 32, row
 // 4 * (lane / 16) + r of column lane % 16 where it is 16. Of a and b a lane holds K * M / 64 neighbours along k of row
-// and column lane % M.
+// and column lane % M: as the widest instructions have it. Where the device runs several narrower ones, k is in another
+// order, the same for both.
 template <int M, int N, int K>
 struct Mfma {
   template <class V, class C>

@@ -31,6 +31,9 @@ template <class T, int N>
 using VectorOf = T __attribute__((ext_vector_type(N)));
 using half4 = VectorOf<_Float16, 4>;
 using short4 = VectorOf<short, 4>;
+using half8 = VectorOf<_Float16, 8>;
+using short8 = VectorOf<short, 8>;
+using brain8 = VectorOf<__bf16, 8>;
 using float4 = VectorOf<float, 4>;
 using float16 = VectorOf<float, 16>;
 
@@ -103,7 +106,9 @@ ATTN_DEVICE T exchange(T value) {
   return __builtin_bit_cast(T, detail::exchange_bits<STEP>(__builtin_bit_cast(int, value)));
 }
 
-// Matrix instructions: result[row, column] += sum over k of a[row, k] * b[k, column], shared by the lanes of a wave.
+// Matrix products: result[row, column] += sum over k of a[row, k] * b[k, column], shared by the lanes of a wave. A
+// product that is deeper than the device's instruction is several of them. Which k an instruction pairs does not
+// matter, as long as both operands are held alike.
 template <int M, int N, int K>
 struct Mfma;
 
@@ -115,6 +120,10 @@ struct Mfma<32, 32, 8> {
   ATTN_DEVICE static float16 run(short4 a, short4 b, float16 c) {
     return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, c, 0, 0, 0);
   }
+  ATTN_DEVICE static float16 run(float4 a, float4 b, float16 c) {
+    ATTN_UNROLL for (int i = 0; i < 4; ++i) c = __builtin_amdgcn_mfma_f32_32x32x2f32(a[i], b[i], c, 0, 0, 0);
+    return c;
+  }
 };
 
 template <>
@@ -124,6 +133,10 @@ struct Mfma<16, 16, 16> {
   }
   ATTN_DEVICE static float4 run(short4 a, short4 b, float4 c) {
     return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+  }
+  ATTN_DEVICE static float4 run(float4 a, float4 b, float4 c) {
+    ATTN_UNROLL for (int i = 0; i < 4; ++i) c = __builtin_amdgcn_mfma_f32_16x16x4f32(a[i], b[i], c, 0, 0, 0);
+    return c;
   }
 };
 
@@ -140,6 +153,42 @@ struct Mfma<16, 16, 4> {
     return __builtin_amdgcn_mfma_f32_16x16x4f32(a[0], b[0], c, 0, 0, 0);
   }
 };
+
+#if defined(__gfx950__)
+template <>
+struct Mfma<32, 32, 16> {
+  ATTN_DEVICE static float16 run(half8 a, half8 b, float16 c) {
+    return __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, c, 0, 0, 0);
+  }
+  ATTN_DEVICE static float16 run(short8 a, short8 b, float16 c) {
+    return __builtin_amdgcn_mfma_f32_32x32x16_bf16(
+        __builtin_bit_cast(brain8, a), __builtin_bit_cast(brain8, b), c, 0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<16, 16, 32> {
+  ATTN_DEVICE static float4 run(half8 a, half8 b, float4 c) {
+    return __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, c, 0, 0, 0);
+  }
+  ATTN_DEVICE static float4 run(short8 a, short8 b, float4 c) {
+    return __builtin_amdgcn_mfma_f32_16x16x32_bf16(
+        __builtin_bit_cast(brain8, a), __builtin_bit_cast(brain8, b), c, 0, 0, 0);
+  }
+};
+#else
+template <int M, int N, int K>
+struct Twice {
+  template <class V, class C>
+  ATTN_DEVICE static C run(V a, V b, C c) {
+    return Mfma<M, N, K>::run(a.hi, b.hi, Mfma<M, N, K>::run(a.lo, b.lo, c));
+  }
+};
+template <>
+struct Mfma<32, 32, 16> : Twice<32, 32, 8> {};
+template <>
+struct Mfma<16, 16, 32> : Twice<16, 16, 16> {};
+#endif
 
 // The host side. 0 is success, anything else an error of the HIP runtime.
 template <class... P, class... A>

@@ -5,17 +5,26 @@ namespace attn {
 
 namespace detail {
 
-// One lane's elements of operand a for a row block, or of b for a column block, and one step along k.
+// One lane's elements of operand a for a row block, or of b for a column block, and one step along k: runs of up to 4,
+// those of the lane groups taking turns, as an accumulator is held.
 template <int AXIS, int SIZE, int K, class L, class S>
 ATTN_DEVICE auto operand(const S &tile, int start, int k) {
-  constexpr int n = SIZE * K / WAVE;
-  const int across = start + lane() % SIZE, along = k + lane() / SIZE * n;
-  return AXIS == 0 ? tile.template read<1, n>(across, along) : tile.template read<0, n>(along, across);
+  constexpr int n = SIZE * K / WAVE, run = n < 4 ? n : 4, groups = WAVE / SIZE;
+  const int across = start + lane() % SIZE, along = k + lane() / SIZE * run;
+  Vec<typename S::Element, n> values;
+  ATTN_UNROLL for (int e = 0; e < n; e += run) {
+    const int place = along + e * groups;
+    Vec<typename S::Element, run> part;
+    if constexpr (AXIS == 0) part = tile.template read<1, run>(across, place);
+    else part = tile.template read<0, run>(place, across);
+    ATTN_UNROLL for (int i = 0; i < run; ++i) values[e + i] = part[i];
+  }
+  return values;
 }
 template <int AXIS, int SIZE, int K, class L, class T, int H, int W, class F>
 ATTN_DEVICE auto operand(const Fragment<T, H, W, F> &tile, int start, int k) {
-  constexpr int n = SIZE * K / WAVE;
-  static_assert(F::lane_axis == AXIS && F::across == SIZE && F::run == n, "not held as an operand");
+  constexpr int n = SIZE * K / WAVE, run = n < 4 ? n : 4;
+  static_assert(F::lane_axis == AXIS && F::across == SIZE && F::run == run, "not held as an operand");
   return tile.template get_run<n>(start / SIZE * tile.line + k / K * n);
 }
 // Where this wave's part of the accumulator begins; fragments count from their own.

@@ -19,9 +19,9 @@ struct Layout {
 template <int M, int N, int K, int ROWS, int COLUMNS>
 using Acc = Layout<1, N, 4, ROWS, COLUMNS, COLUMNS>;
 template <int M, int N, int K, int ROWS, int COLUMNS>
-using OperandA = Layout<0, M, M * K / WAVE, ROWS, 1, COLUMNS>;
+using OperandA = Layout<0, M, (M * K / WAVE < 4 ? M * K / WAVE : 4), ROWS, 1, COLUMNS>;
 template <int M, int N, int K, int ROWS, int COLUMNS>
-using OperandB = Layout<1, N, K * N / WAVE, 1, COLUMNS, COLUMNS>;
+using OperandB = Layout<1, N, (K * N / WAVE < 4 ? K * N / WAVE : 4), 1, COLUMNS, COLUMNS>;
 
 template <class T, int H, int W, class L>
 struct Fragment {
