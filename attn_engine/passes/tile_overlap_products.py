@@ -21,7 +21,7 @@ class _Overlap:
     """The body of one loop whose products are waited for at once.
 
     Work comes in waves: wave n needs the result of product n - 1 and none of a later one. A wave starts its products
-    first, then does what else it can; the wait for the next product follows.
+    first, then does what else the last result allows; the wait for the next product follows.
     """
 
     def __init__(self, body: Block):
@@ -76,18 +76,19 @@ class _Overlap:
     # --- order
 
     def run(self) -> None:
-        products = [op for op in self.work if isinstance(op, AsyncDotOp)]
-        number = 0
-        while len(self.order) < len(self.work):
+        for number in range(len(self.waits) + 1):
             known = set(self.started[:number])
             ready = [op for op in self.work if op not in self.order and self.needs[op] <= known]
             for op in ready:
                 if isinstance(op, AsyncDotOp):
                     self._emit(op)
             for op in ready:
-                self._emit(op)
-            number += 1
-            assert number <= len(products) or len(self.order) == len(self.work)
+                # What needs no product waits for its first user: until then it would only hold registers. Reads hide
+                # behind the first product.
+                if self.needs[op] or isinstance(op, ReadOp | ProxyFenceOp):
+                    self._emit(op)
+        for op in self.work:
+            self._emit(op)
         self._place()
 
     def _emit(self, op: Operation) -> None:

@@ -14,12 +14,14 @@ from xdsl.rewriter import Rewriter
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import (
     AsyncLoadOp,
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
     BarrierExpectOp,
     BarrierWaitOp,
     MakeBarriersOp,
     ProxyFenceOp,
 )
-from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp
+from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, OpaqueZeroOp, WaitOp
 from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
@@ -67,8 +69,9 @@ class _Pipeline:
         """The rings of the blocks that the program owns, by what was loaded."""
 
     def run(self) -> None:
-        zero = self.top.value(0)
-        self._steps(self.block, zero)
+        self._steps(self.block, self.top.value(0))
+        for op in [o for o in self.block.ops if isinstance(o, tile.StoreOp)]:
+            self._store(op)
         self.signature.drop_unused()
 
     # --- rings
@@ -112,6 +115,30 @@ class _Pipeline:
             scope.add(BarrierWaitOp(full, zero, zero))
             self.owned[load.result] = ring.ring
         return self.owned[load.result]
+
+    # --- results
+
+    def _store(self, store: tile.StoreOp) -> None:
+        """A block of results leaves through the slot of an owned block of the same type, which nothing reads any more."""
+        type_ = store.value.type
+        load = next((v for v in self.owned if v.type == type_), None)
+        if load is None or tile.ints_of(store.dims) != (2, 3):
+            return
+        ring = self.owned.pop(load)
+        name, scope = store.target.name_hint or "x", Before(store)
+        described = Before(self.signature.launch).add(
+            DescribeOp(self.signature.passed(store.target), [1, 1, *tile.shape_of(store.value)])
+        )
+        descriptor = self.signature.add(described.result, f"{name}_copies")
+        slot = scope.add(SlotOp(ring, scope.value(0)), f"{name}_slot").result
+        scope.add(WriteOp(store.value, slot))
+        scope.add(ProxyFenceOp())
+        scope.add(AsyncStoreOp(slot, descriptor, list(store.indices)))
+        end = self.block.last_op
+        assert end is not None
+        if not isinstance(end.prev_op, AsyncStoreWaitOp):
+            Before(end).add(AsyncStoreWaitOp(0))
+        Rewriter.erase_op(store)
 
     # --- steps
 
@@ -226,6 +253,7 @@ class TilePipelineStepsPass(ModulePass):
 
     Each tensor has a ring of `stages` slots, the blocks that a program owns one slot each; vectors of numbers per
     position land on the barrier of the step's first block. Every copy and every product is waited for where it is started.
+    Results leave through the slots of owned blocks.
 
     ```
     scf.for ... { %q = tile.load %Q[...]; %t = tile.transpose %q; %x = tile.dot %k, %t, %zero; ... }

@@ -16,13 +16,15 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
     AsyncLoadOp,
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierExpectOp,
     BarrierWaitOp,
     MakeBarriersOp,
     ProxyFenceOp,
 )
-from attn_engine.dialects.tile_async_memory import ReadOp
+from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.dialects.tile_types import BarriersType
@@ -36,7 +38,10 @@ from attn_engine.passes.lowering.scope import Scope
 
 _WARPS = 4
 _COPIES = (BarrierExpectOp, AsyncLoadOp)
-_COMPUTES = (BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp)
+_COMPUTES = (
+    *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
+    *(WriteOp, AsyncStoreOp, AsyncStoreWaitOp),
+)
 
 
 def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operation], list[Operation]]:
@@ -83,8 +88,8 @@ def _role(block: Block, part: SSAValue, captures: Sequence[SSAValue], ops: Seque
 def split(signature: Signature, consumers: int, registers: Sequence[int]) -> None:
     """Replaces the code of a kernel by roles."""
     kernel = signature.kernel
+    part = SplitParts(signature, consumers).run()
     block = kernel.body.block
-    part = SplitParts(block, consumers).run()
     first = block.first_op
     assert first is not None
     produce, consume = _handshake(block, Before(first), consumers)
