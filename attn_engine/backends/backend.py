@@ -56,6 +56,8 @@ class Backend:
     check: Callable[[], Availability]
     suffix: str = field(default=".py")
     """File name suffix of the source text."""
+    copies_blocks: bool = False
+    """Whether it prints copies of whole blocks through descriptors, for devices that have them."""
     knows_whole: bool = False
     """Whether kernels gain enough from lengths that are multiples of their blocks to be compiled for them apart."""
 

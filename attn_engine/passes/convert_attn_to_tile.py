@@ -51,6 +51,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Both lengths are multiples of every block: no block goes beyond its tensor, and none is loaded or masked as if."""
     tables: bool = True
     """Launch kernels that find the ranges of blocks of masks that read captures at positions."""
+    descriptors: bool = False
+    """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
 
@@ -63,7 +65,7 @@ class ConvertAttnToTilePass(ModulePass):
             op.body.block.erase_op(function)
 
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
-        shared = (self.covered, self.whole, self.tables)
+        shared = (self.covered, self.whole, self.tables, self.descriptors)
         if isinstance(op, attn.OnlineOp):
             blocks = Blocks(*self.forward)
             return ForwardLowering(op, "forward", blocks, self.pad, self.tf32, self.positive_scale, *shared).run()

@@ -26,7 +26,8 @@ from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.schedules import default_schedule, heads_of
+from attn_engine.runtime.layouts import in_blocks
+from attn_engine.runtime.schedules import arch_for, default_schedule, heads_of
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
 
 UserFunction = Callable[..., Any]
@@ -61,6 +62,8 @@ class Known(NamedTuple):
     length: Length
     multiple: int
     """The largest of `MULTIPLES` that divides both lengths."""
+    in_blocks: bool
+    """Descriptors can be made of q, k and v."""
 
 
 @dataclass(eq=False)
@@ -132,7 +135,7 @@ class Attention(Inspection):
         trace.rules.check(captures, sizes)
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
-        known = Known(factor > 0, trace.rules.covered(captures, sizes), length, multiple)
+        known = Known(factor > 0, trace.rules.covered(captures, sizes), length, multiple, in_blocks((q, k, v)))
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -171,7 +174,8 @@ class Attention(Inspection):
         key = (trace.text, target, wrt, tf32, known)
         found = self._memory.compiled.get(key)
         if found is None:
-            found = self._first(trace, choose(self.backend, target, trace.traced.module), wrt, inputs, known, tf32)
+            targets = choose(self.backend, target, trace.traced.module, known.in_blocks)
+            found = self._first(trace, targets, wrt, inputs, known, tf32)
             self._memory.compiled[key] = found
         return found
 
@@ -196,8 +200,12 @@ class Attention(Inspection):
     ) -> Compiled:
         default = default_schedule(target, trace.traced.module, tf32, known.length)
         schedule = self.options.apply(default)
-        multiple = known.multiple if get_backend(target.backend).knows_whole else 1
-        request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple)
+        backend = get_backend(target.backend)
+        multiple = known.multiple if backend.knows_whole else 1
+        # Making descriptors costs time on the host, which few positions do not hide.
+        pays = known.in_blocks and known.length is not Length.SHORT
+        descriptors = pays and backend.copies_blocks and arch_for(target).copies_blocks
+        request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple, descriptors)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)

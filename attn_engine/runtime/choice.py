@@ -26,9 +26,18 @@ _EXPANDED = 15
 """About what a function without an instruction of its own costs."""
 
 
-def choose(backend: str | None, target: Target, module: ModuleOp) -> tuple[Target, ...]:
-    """Targets to try in order; one only if the user or the environment named a backend."""
-    if backend is not None or target.backend != "triton" or target.arch != ASYNC_ARCH or not is_usable("gluon"):
+def choose(backend: str | None, target: Target, module: ModuleOp, in_blocks: bool = True) -> tuple[Target, ...]:
+    """Targets to try in order; one only if the user or the environment named a backend.
+
+    `in_blocks` says that descriptors can be made of q, k and v, without which nothing is copied asynchronously.
+    """
+    if (
+        not in_blocks
+        or backend is not None
+        or target.backend != "triton"
+        or target.arch != ASYNC_ARCH
+        or not is_usable("gluon")
+    ):
         return (target,)
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp))
     return (Target("gluon", target.arch), target) if _suits(op) else (target,)

@@ -40,6 +40,8 @@ class Request:
     """Captures are at least as long as the tensors."""
     multiple: int = 1
     """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
+    descriptors: bool = False
+    """Blocks of the operands are copied through descriptors."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Compiled:
     source: str
     tile_ir: str
     key: str = field(default="")
+    descriptors: bool = False
+    """Whether tensors must lie as descriptors want them."""
 
 
 @cache
@@ -103,8 +107,8 @@ def signature(module: ModuleOp) -> Signature:
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
     flags = {"pad": request.backend != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
-    flags["tables"] = backend.level is Level.VALUE
-    convert = convert_spec(request.schedule, {**flags, "whole": request.schedule.divides(request.multiple)})
+    flags |= {"whole": request.schedule.divides(request.multiple), "descriptors": request.descriptors}
+    convert = convert_spec(request.schedule, {**flags, "tables": backend.level is Level.VALUE})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 
@@ -143,4 +147,4 @@ def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
     shape = signature(lowered)
     tiles = to_tile(lowered, request, backend)
     source = backend.emit(tiles)
-    return Compiled(shape, backend.build(source), source, str(tiles), key)
+    return Compiled(shape, backend.build(source), source, str(tiles), key, request.descriptors)

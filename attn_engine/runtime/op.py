@@ -15,6 +15,7 @@ from torch.library import custom_op
 
 from attn_engine.errors import SecondDerivativeError
 from attn_engine.runtime.driver import Compiled, lookup
+from attn_engine.runtime.layouts import in_blocks
 
 
 def _run(plan: Callable[..., None], device: torch.device, arguments: tuple[Any, ...]) -> None:
@@ -120,7 +121,10 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         torch.zeros_like(r) if g is None else g for g, r in zip(grads[1 : 1 + shape.outputs], rows, strict=False)
     ]
     saved = rows[shape.outputs :]
-    found = backward(q, k, v, o, d_o.to(o.dtype), saved, d_outputs, captures, ctx.scale, ctx.key)
+    d_o = d_o.to(o.dtype)
+    if compiled.descriptors and not in_blocks([d_o]):
+        d_o = d_o.contiguous()
+    found = backward(q, k, v, o, d_o, saved, d_outputs, captures, ctx.scale, ctx.key)
     operands = dict(zip(shape.gradients, found, strict=False))
     d_captures: list[Tensor | None] = [None] * len(captures)
     for n, value in zip(shape.grad_captures, found[len(operands) :], strict=True):

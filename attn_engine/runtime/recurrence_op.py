@@ -16,6 +16,7 @@ from torch.library import custom_op
 from attn_engine.errors import SecondDerivativeError
 from attn_engine.frontend.recurrence import Operands
 from attn_engine.runtime.devices import target_of
+from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 
 
@@ -30,17 +31,6 @@ def compilation(
     blocks = in_blocks([x.q, x.k, x.v, *others])
     schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.linear, blocks)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))
-
-
-def in_blocks(tensors: Sequence[Tensor]) -> bool:
-    """Whether descriptors can be made of all of these: rows that are contiguous, and start at multiples of 16 bytes."""
-    for x in tensors:
-        unit = 16 // x.element_size()
-        strides = [s for n, s in zip(x.shape[:-1], x.stride(), strict=False) if n > 1]
-        rows = x.stride(-1) == 1 and x.shape[-1] % unit == 0 and all(s > 0 and s % unit == 0 for s in strides)
-        if not x.numel() or not rows or x.data_ptr() % 16:
-            return False
-    return True
 
 
 def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:

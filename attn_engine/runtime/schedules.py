@@ -8,7 +8,7 @@ from dataclasses import replace
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
-from attn_engine.arch import ARCHES, get_arch
+from attn_engine.arch import ARCHES, Arch, get_arch
 from attn_engine.dialects import attn, tile
 from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
@@ -32,11 +32,16 @@ def convert_spec(schedule: Schedule, flags: Mapping[str, bool]) -> str:
     return f"convert-attn-to-tile{{{' '.join(options)}}}"
 
 
+def arch_for(target: Target) -> Arch:
+    """The device that schedules are made for."""
+    return get_arch(target.arch if target.arch in ARCHES else OLDEST)
+
+
 def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.MEDIUM) -> Schedule:
     """A schedule for the attention in a module that the target's device can hold."""
     if target.backend == "cpu":
         return CPU_SHORT if length is Length.SHORT else CPU
-    arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
+    arch = arch_for(target)
     heads = heads_of(module, length)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
     return replace(schedule, forward=AsyncSchedule().forward(heads)) if target.backend == "gluon" else schedule

@@ -59,3 +59,8 @@ def test_other_devices_types_and_names_are_plain():
     assert chosen(Definition(), dim=72) == ["triton"]
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     assert choice.choose("triton", HOPPER, module) == (HOPPER,)
+
+
+def test_tensors_that_no_descriptor_takes_are_plain():
+    module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
+    assert choice.choose(None, HOPPER, module, in_blocks=False) == (HOPPER,)

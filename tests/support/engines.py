@@ -51,7 +51,9 @@ def _here() -> Availability:
     return Availability(True)
 
 
-BACKENDS.setdefault(ORACLE, lambda: Backend(ORACLE, Level.VALUE, (), str, _run_text, _here, knows_whole=True))
+BACKENDS.setdefault(
+    ORACLE, lambda: Backend(ORACLE, Level.VALUE, (), str, _run_text, _here, copies_blocks=True, knows_whole=True)
+)
 BACKENDS.setdefault(INTERPRETED, lambda: replace(TRITON, name=INTERPRETED, build=interpret, check=_here))
 
 

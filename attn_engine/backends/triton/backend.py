@@ -11,5 +11,6 @@ BACKEND = Backend(
     emit=emit,
     build=build,
     check=check,
+    copies_blocks=True,
     knows_whole=True,
 )

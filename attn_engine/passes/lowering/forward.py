@@ -28,12 +28,14 @@ class ForwardLowering:
     covered: bool
     whole: bool = False
     enabled: bool = True
+    descriptors: bool = False
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
         """The kernel and the plan."""
         plan = Plan(self.name)
         self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
+        operands.descriptors = self.descriptors
         self._arguments(plan)
         operands.describe()
         self.tables = operands.tables = Tables(self.name, plan, operands, self.enabled)

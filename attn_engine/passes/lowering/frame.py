@@ -11,6 +11,8 @@ from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.dialects.tile_async_memory import DescribeOp
+from attn_engine.dialects.tile_block import LoadBlockOp
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
 from attn_engine.passes.lowering.masked import simplify_masked
 from attn_engine.passes.lowering.partition import Partition
@@ -55,8 +57,12 @@ class KernelCapture:
 class Operands:
     """The operands of an attention as arguments of a plan, and the sizes that every kernel takes."""
 
+    descriptors: bool = False
+    """Whether blocks of the operands are copied through descriptors."""
+
     def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False):
         self.op, self.plan, self.covered, self.whole = op, plan, covered, whole
+        self._described: dict[tuple[str, int, int], SSAValue] = {}
         self.element: Attribute = tile.element_of(op.q)
         self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
         rounds = tf32 and self.element == f32
@@ -76,6 +82,14 @@ class Operands:
         scope = plan.scope
         divisor = scope.value(scope.larger(self.kv_heads, 1, "some"))
         self.group = scope.add(arith.DivSIOp(self.heads, divisor), "group").result
+
+    def described(self, name: str, rows: int, channels: int) -> SSAValue:
+        """A descriptor of an operand for blocks [rows, channels]; made once."""
+        key = (name, rows, channels)
+        if key not in self._described:
+            describe = DescribeOp(self[name], [1, 1, rows, channels])
+            self._described[key] = self.plan.scope.add(describe, f"{name}_blocks").result
+        return self._described[key]
 
     def blocks(self, size: SSAValue, block: int, hint: str) -> SSAValue:
         """How many blocks cover `size`."""
@@ -162,7 +176,10 @@ class Frame:
     def rows(
         self, scope: Scope, name: str, h: SSAValue, row0: SSAValue, rows: int, head: Head, limit: SSAValue | None
     ) -> SSAValue:
-        """Loads [rows, head] of an operand from row0 on; rows from `limit` on are 0."""
+        """Loads [rows, head] of an operand from row0 on; rows from `limit`, its length, on are 0."""
+        if self.operands.descriptors:
+            blocks = self.kernel.take(self.operands.described(name, rows, head.tile))
+            return scope.add(LoadBlockOp(blocks, [self.b, h, row0, scope.value(0)]), f"{name}_tile").result
         source = self.take(name)
         limits = self.limits(limit)
         if head.padded:

@@ -1,0 +1,29 @@
+"""How tensors lie in memory, and what kernels may count on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+ALIGNMENT = 16
+"""Bytes; what the engine that copies blocks wants of starts and strides."""
+
+
+def in_blocks(tensors: Iterable[Tensor]) -> bool:
+    """Whether descriptors can be made of all of these: rows that are contiguous, and start at multiples of 16 bytes."""
+    for x in tensors:
+        unit = ALIGNMENT // x.element_size()
+        strides = [s for n, s in zip(x.shape[:-1], x.stride(), strict=False) if n > 1]
+        rows = x.stride(-1) == 1 and x.shape[-1] % unit == 0 and all(s > 0 and s % unit == 0 for s in strides)
+        if not x.numel() or not rows or _start(x) % ALIGNMENT:
+            return False
+    return True
+
+
+def _start(x: Tensor) -> int:
+    """Where a tensor starts; a tensor without memory, as in tracing, as if its storage started at a multiple."""
+    if isinstance(x, FakeTensor) or x.is_meta:
+        return int(x.storage_offset()) * x.element_size()
+    return x.data_ptr()
