@@ -36,11 +36,13 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
     "tilelang-bounds": _lazy("backends.tilelang.legalize", "TilelangBoundsPass"),  # type: ignore[dict-item]
+    "tilelang-one-pipeline": _lazy("backends.tilelang.loops", "TilelangOnePipelinePass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "hip-transpose": _lazy("backends.hip.legalize", "HipTransposePass"),  # type: ignore[dict-item]
     "hip-choose-layouts": _lazy("backends.hip.layouts", "HipChooseLayoutsPass"),  # type: ignore[dict-item]
     "hip-share-lds": _lazy("backends.hip.lds", "HipShareLdsPass"),  # type: ignore[dict-item]
     "hip-place-barriers": _lazy("backends.hip.barriers", "HipPlaceBarriersPass"),  # type: ignore[dict-item]
+    "hip-prefetch": _lazy("backends.hip.prefetch", "HipPrefetchPass"),  # type: ignore[dict-item]
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
     "attn-derive-recurrence-backward": _lazy("passes.recurrence_backward", "AttnDeriveRecurrenceBackwardPass"),  # type: ignore[dict-item]
     "convert-recurrence-to-tile": _lazy("passes.convert_recurrence_to_tile", "ConvertRecurrenceToTilePass"),  # type: ignore[dict-item]
@@ -54,6 +56,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-pipeline-steps": _lazy("passes.tile_pipeline_steps", "TilePipelineStepsPass"),  # type: ignore[dict-item]
     "tile-split-roles": _lazy("passes.tile_split_roles", "TileSplitRolesPass"),  # type: ignore[dict-item]
     "tile-overlap-products": _lazy("passes.tile_overlap_products", "TileOverlapProductsPass"),  # type: ignore[dict-item]
+    "tile-rotate-steps": _lazy("passes.tile_rotate_steps", "TileRotateStepsPass"),  # type: ignore[dict-item]
 }
 
 UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES)

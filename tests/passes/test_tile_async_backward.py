@@ -22,7 +22,13 @@ from attn_engine.interpreters.tile_async_state import DeadlockError
 from attn_engine.runtime import driver
 
 D = 16
-SCHEDULE = ("tile-stage-maps", "tile-pipeline-steps", "tile-split-roles", "tile-overlap-products")
+SCHEDULE = (
+    "tile-stage-maps",
+    "tile-pipeline-steps",
+    "tile-split-roles",
+    "tile-overlap-products",
+    "tile-rotate-steps",
+)
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 DOCUMENTS = torch.arange(1000) // 90
 DEFINITIONS = {
@@ -158,13 +164,19 @@ def test_a_missing_op_is_found(fault: str):
             given.gradients(tile_async.run_plan, module, seed=seed)
 
 
-def test_products_overlap_with_the_arithmetic_between_them():
-    """The two kernels' steps: which products are in flight where one is waited for."""
-    text = str(compiled("causal").scheduled)
+OVERLAPPED = {
+    4: (["1", "0", "0"] * 2, ["1", "1", "0"] * 2),
+    5: (["0", *["0", "1", "0"] * 2], ["0", *["1", "1", "0"] * 2]),
+}
+"""How many products are in flight where one is waited for, in dq and in dk/dv: without and with rotated steps."""
+
+
+@pytest.mark.parametrize("passes", OVERLAPPED)
+def test_products_overlap_with_the_arithmetic_between_them(passes: int):
+    text = str(compiled("causal", passes).scheduled)
     dq, dkdv = text[text.index("@backward_dq(") : text.index("@backward_dkdv(")], text[text.index("@backward_dkdv(") :]
-    for kernel, waits in ((dq, ["1", "0", "0"]), (dkdv, ["1", "1", "0"])):
-        found = [line.split("tile.wait ")[1][0] for line in kernel.split("\n") if "tile.wait " in line]
-        assert found == waits * 2
+    for kernel, waits in zip((dq, dkdv), OVERLAPPED[passes], strict=True):
+        assert [line.split("tile.wait ")[1][0] for line in kernel.split("\n") if "tile.wait " in line] == waits
 
 
 def test_what_is_not_taken_says_why():

@@ -1,0 +1,196 @@
+"""`tile-rotate-steps`: the first product of a step starts under the last ones of the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects.tile_async import RolesOp
+from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, BarrierWaitOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.edit import Before, extend_for, yield_more, yields
+from attn_engine.passes.hopper.steps import kernels_at_async_level
+
+
+def _chain(body: Block, ops: Sequence[Operation]) -> list[Operation]:
+    """Ops of a body, and those that their operands are from, in order."""
+    needed, work = set[Operation](), list(ops)
+    while work:
+        op = work.pop()
+        if op.parent is body and op not in needed:
+            needed.add(op)
+            work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation))
+    return [op for op in body.ops if op in needed]
+
+
+def _count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:
+    """The number of the step, from which the stage of its slots follows."""
+    stage = op.index.owner
+    assert isinstance(stage, arith.RemSIOp)
+    return stage.lhs
+
+
+@dataclass
+class _First:
+    """The first product of the steps of a consumer: where one finds its operands, for the step of any number."""
+
+    body: Block
+    product: AsyncDotOp
+    wait: WaitOp
+    full: BarrierWaitOp
+
+    @classmethod
+    def of(cls, body: Block) -> _First:
+        product = next(op for op in body.ops if isinstance(op, AsyncDotOp))
+        wait = next(op for op in body.ops if isinstance(op, WaitOp) and product.result in op.pending)
+        full = next(op for op in body.ops if isinstance(op, BarrierWaitOp))
+        alone = product.acc is None and len(wait.pending) == 1 and full.is_before_in_block(product)
+        depends = any(isinstance(op, WaitOp) for op in _chain(body, [product]))
+        if not alone or depends:
+            raise AsyncUnsupportedError("the first product of its steps needs something from the step before")
+        return cls(body, product, wait, full)
+
+    @property
+    def value(self) -> SSAValue:
+        return self.wait.values[0]
+
+    def start(self, scope: Before, count: SSAValue) -> SSAValue:
+        """Waits for the slot of step `count` and starts the product on it; its pending result."""
+        mapping: dict[SSAValue, SSAValue] = {_count_of(self.full): count}
+        for op in _chain(self.body, [self.full, self.product]):
+            scope.add(op.clone(value_mapper=mapping))
+        return mapping[self.product.result]
+
+    def finish(self, scope: Before, pending: SSAValue) -> SSAValue:
+        return scope.add(WaitOp(0, [pending]), self.value.name_hint or "x").values[0]
+
+    def erase(self) -> None:
+        for op in (self.wait, self.product, self.full):
+            Rewriter.erase_op(op)
+
+
+def _is_step(op: Operation) -> bool:
+    return isinstance(op, scf.ForOp) and any(isinstance(o, AsyncDotOp) for o in op.body.block.ops)
+
+
+def _holds_steps(op: Operation) -> bool:
+    return isinstance(op, scf.ForOp) and any(_is_step(o) for o in op.walk())
+
+
+def _consumer(role: Block) -> None:
+    loops = [op for op in role.ops if _holds_steps(op)]
+    steps = [op for op in role.walk() if _is_step(op)]
+    first = _First.of(steps[0].regions[0].block)
+    for step in steps[1:]:
+        if _First.of(step.regions[0].block).product.result.type != first.product.result.type:
+            raise AsyncUnsupportedError("its steps start with different products")
+    outer = loops[0]
+    assert isinstance(outer, scf.ForOp)
+    scope = Before(outer)
+    zero = next(v for v in outer.iter_args if v.type == builtin.i32)
+    carried = first.finish(scope, first.start(scope, zero))
+    for loop in loops:
+        assert isinstance(loop, scf.ForOp)
+        carried = _rotate(loop, carried)
+
+
+def _rotate(loop: scf.ForOp, carried: SSAValue) -> SSAValue:
+    """Passes the result of the next step's first product through a loop, and those inside of it."""
+    new, (inner,) = extend_for(loop, [carried], [carried.name_hint or "x"])
+    body = new.body.block
+    if _is_step(new):
+        yield_more(body, [_step(body, inner)])
+    else:
+        for op in list(body.ops):
+            if isinstance(op, scf.ForOp) and _holds_steps(op):
+                inner = _rotate(op, inner)
+        yield_more(body, [inner])
+    return new.res[-1]
+
+
+def _step(body: Block, carried: SSAValue) -> SSAValue:
+    """One step: its own first product has come with the carries, that of the next starts behind the others."""
+    first = _First.of(body)
+    first.value.replace_all_uses_with(carried)
+    last = [op for op in body.ops if isinstance(op, AsyncDotOp)][-1]
+    final = [op for op in body.ops if isinstance(op, WaitOp)][-1]
+    if not last.is_before_in_block(final):
+        raise AsyncUnsupportedError("its steps end without a product")
+    scope = Before(final)
+    count = _count_of(first.full)
+    following = scope.add(arith.AddiOp(count, scope.value(1)), "following").result
+    pending = first.start(scope, following)
+    final.properties["count"] = IntegerAttr(1, i64)
+    value = first.finish(Before(yields(body)), pending)
+    first.erase()
+    return value
+
+
+def _producer(role: Block) -> None:
+    """One block more than there are steps: that of the product which nobody uses, from the start of the tensor."""
+    loops = [op for op in role.ops if isinstance(op, scf.ForOp) and any(isinstance(o, AsyncLoadOp) for o in op.walk())]
+    steps = [o for loop in loops for o in loop.walk() if isinstance(o, scf.ForOp) and _copies(o.body.block)]
+    body = steps[0].body.block
+    free = next(op for op in body.ops if isinstance(op, BarrierWaitOp))
+    expect = _copies(body)[0]
+    loads = [op for op in body.ops if isinstance(op, AsyncLoadOp) and op.barriers is expect.barriers]
+    end = role.last_op
+    assert end is not None
+    scope = Before(end)
+    result = next(r for r in loops[-1].results if r.type == builtin.i32)
+    mapping: dict[SSAValue, SSAValue] = {_count_of(free): result}
+    zero = scope.value(0)
+    slots = [load.target.owner for load in loads]
+    for op in _chain(body, [free, expect, *(s for s in slots if isinstance(s, Operation))]):
+        scope.add(op.clone(value_mapper=mapping))
+    for load in loads:
+        place = [zero] * len(load.coordinates)
+        scope.add(AsyncLoadOp(load.descriptor, place, mapping[load.target], load.barriers, mapping[load.index]))
+
+
+def _copies(body: Block) -> list[BarrierExpectOp]:
+    return [op for op in body.ops if isinstance(op, BarrierExpectOp)]
+
+
+@dataclass(frozen=True)
+class TileRotateStepsPass(ModulePass):
+    """Starts the first product of the next step behind the last ones of a step, so that the wait for those is not idle.
+
+    Its result is carried to the next step. Behind the last step a product on a block that nothing needs runs: the producer
+    copies one block more, from the start of the tensor.
+
+    ```
+    scf.for ... { wait full; %xp = dot(k, q[i]); %x = wait 0, %xp; ...; %dkp = dot(...); %dk = wait 0, %dkp; release }
+    ```
+    becomes
+    ```
+    wait full; %xp = dot(k, q[0]); %x0 = wait 0, %xp
+    scf.for ... iter_args(%x = %x0) {
+      ...; %dkp = dot(...); wait full; %xp = dot(k, q[i + 1])
+      %dk = wait 1, %dkp; release; %next = wait 0, %xp
+      yield %next
+    }
+    ```
+    """
+
+    name = "tile-rotate-steps"
+
+    plan: str = "backward"
+    """The plan whose kernels are changed."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for signature in kernels_at_async_level(op, self.plan):
+            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
+                for region in roles.bodies:
+                    if any(isinstance(o, AsyncDotOp) for o in region.walk()):
+                        _consumer(region.block)
+                    else:
+                        _producer(region.block)
