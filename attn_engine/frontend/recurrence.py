@@ -47,8 +47,8 @@ class Kind:
 
     @property
     def linear(self) -> bool:
-        """Whether chunks of tokens can be taken at once: the state is scaled by a number and added to."""
-        return not self.beta and self.decay != "channel"
+        """Whether chunks of tokens can be taken at once: the state is scaled, by rows, and added to."""
+        return not self.beta
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.chunks import parts_of
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Index, Scope
@@ -36,12 +37,7 @@ def rows_of(setting: Setting, sizes: Sizes, decay: SSAValue | None, weight: SSAV
     """Made once for a decay and a weight."""
     key = (decay, weight)
     if key not in setting.rows:
-        chunk, tokens = setting.form.chunk, sizes.tokens
-        if sizes.bounds is None:
-            tokens = setting.plan.scope.value(
-                setting.plan.scope.times(setting.blocks(tokens, chunk, "chunks"), chunk, "whole")
-            )
-        shape: list[Index] = [sizes.batch, sizes.heads, tokens]
+        shape: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
         found = Rows(
             None if decay is None else setting.temporary(shape, f32, "sums"),
             None if weight is None else setting.temporary(shape, f32, "weights"),
@@ -65,7 +61,7 @@ class _Kernel:
         self.kernel = kernel = Kernel(f"{plan.name}_decay", plan, Blocks(chunk, chunk, 4, 1))
         scope = kernel.scope
         part, block, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("part", "block", "n")))
-        parts = self._parts()
+        parts = parts_of(setting, sizes)
         self.h0 = scope.value(scope.times(block, HEADS, "h0"))
         self.view = view = View(sizes, kernel, self.h0, n)
         own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(chunk)), "chunks").result
@@ -79,15 +75,6 @@ class _Kernel:
         close(body, [])
         blocks = setting.blocks(sizes.heads, HEADS, "blocks")
         setting.kernels.append(kernel.launch([parts, blocks, sizes.sequences]))
-
-    def _parts(self) -> SSAValue:
-        """Programs per sequence: with bounds its chunks are not known on the host, programs take every parts-th of them."""
-        setting, sizes, scope = self.setting, self.sizes, self.setting.plan.scope
-        chunks = setting.blocks(sizes.tokens, setting.form.chunk, "chunks")
-        if sizes.bounds is None:
-            return chunks
-        some = scope.value(scope.larger(sizes.sequences, 1, "some"))
-        return scope.add(arith.CeilDivSIOp(chunks, some), "parts").result
 
     def _load(self, scope: Scope, tensor: SSAValue, t0: SSAValue) -> SSAValue:
         source, limits = self.view.take(tensor), {0: self.view.end, 1: self.kernel.take(self.sizes.heads)}

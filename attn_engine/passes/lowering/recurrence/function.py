@@ -10,10 +10,11 @@ from attn_engine.dialects import attn, tile
 from attn_engine.dialects.attn_recurrence import MODS
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Plan, global_of
+from attn_engine.passes.lowering.recurrence.channels import ColumnsChunk, RowsChunk
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
-from attn_engine.passes.lowering.recurrence.sweep import Sweep, Walk
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
 from attn_engine.passes.lowering.scope import Index
 
@@ -74,14 +75,14 @@ class FunctionLowering:
                 raise RecurrenceFormError(
                     name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
                 )
-        chunked = op.beta is None and (op.decay is None or rank_of(op.decay) == 3)
+        chunked = op.beta is None
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
             TokenSteps(self.setting, op, o, final).run()
         elif chunked:
             self._run(op, dot=None, reverse=False, rows=None)
         else:
-            raise RecurrenceFormError("a decay per channel or the delta rule", "chunked", "chunk=1 goes token by token")
+            raise RecurrenceFormError("the delta rule", "chunked", "chunk=1 goes token by token")
 
     def _results(self, op: attn.RecurrenceOp | attn.SweepOp) -> tuple[SSAValue, SSAValue | None]:
         """Where o and the final state go; None for a final state that nobody asks for."""
@@ -95,7 +96,7 @@ class FunctionLowering:
         return values[op.o], None if op.final is None else values.get(op.final)
 
     def _sweep(self, op: attn.SweepOp) -> None:
-        if op.decay is not None and rank_of(op.decay) == 4:
+        if self.setting.form.chunk == 1:
             o, final = self._results(op)
             steps = TokenSteps(self.setting, op, o, final)
             steps.run(self._rows(op.rows, steps))
@@ -113,6 +114,7 @@ class FunctionLowering:
                 f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, op.weight, op.initial, op.bounds,
                 dot, reverse, o, final,
             ),
+            _chunk_of(op),
         )  # fmt: skip
         sweep.run(self._rows(rows, sweep))
 
@@ -146,3 +148,10 @@ class FunctionLowering:
         element = tile.element_of(target)
         zero = self.plan.scope.add(arith.ConstantOp(FloatAttr(0.0, element)), "zero").result  # type: ignore[arg-type]
         self.plan.scope.add(tile.FillOp(target, zero))
+
+
+def _chunk_of(op: attn.RecurrenceOp | attn.SweepOp) -> type[Chunk]:
+    """How a sweep does a chunk: by where its decays are."""
+    if op.decay is None or rank_of(op.decay) == 3:
+        return Chunk
+    return ColumnsChunk if isinstance(op, attn.SweepOp) and op.columns is not None else RowsChunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
+from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -22,14 +22,20 @@ COLUMNS = 16
 
 
 class Pieces:
-    """Temporaries [N, H, pieces, K, V] of states and [N, H, pieces, splits] of decays: each program has its own to write."""
+    """Temporaries [N, H, pieces, K, V] of states, and of decays: each program has its own to write.
 
-    def __init__(self, setting: Setting, sizes: Sizes, state: State, name: str):
+    Those are [N, H, pieces, splits], with [.., K] behind where each row of a state has its own, and
+    [N, H, pieces, 1, V] where each column has (`decayed` is 0 or 1).
+    """
+
+    def __init__(self, setting: Setting, sizes: Sizes, state: State, name: str, decayed: int | None = None):
         self.setting, self.sizes, self.state, self.name = setting, sizes, state, name
+        self.decayed = decayed
         self.count = setting.form.pieces
         leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
         self.states = setting.temporary([*leading, state.key.size, state.value.size], f32, "states")
-        self.totals = setting.temporary([*leading, state.splits], f32, "totals")
+        shape = {None: [state.splits], 0: [state.splits, state.key.tile], 1: [1, state.splits * state.value.tile]}
+        self.totals = setting.temporary([*leading, *shape[decayed]], f32, "totals")
 
     def range(self, scope: Scope, chunks: SSAValue, piece: Index) -> tuple[Index, Index]:
         """The chunks of a piece."""
@@ -42,9 +48,11 @@ class Pieces:
         self, scope: Scope, view: View, found: tuple[SSAValue, SSAValue], piece: Index, split: SSAValue, v0: SSAValue
     ) -> None:
         """The state that a piece adds, and its total decay."""
-        index = [view.n, view.h, scope.value(piece)]
+        index, zero = [view.n, view.h, scope.value(piece)], scope.value(0)
         self.state.store(scope, found[0], view.kernel.take(self.states), index, v0)
-        scope.add(tile.StoreOp(found[1], view.kernel.take(self.totals), [*index, split], []))
+        ends = {None: [split], 0: [split, zero], 1: [zero, v0]}
+        dims = [] if self.decayed is None else [4]
+        scope.add(tile.StoreOp(found[1], view.kernel.take(self.totals), [*index, *ends[self.decayed]], dims))
 
     def load(self, scope: Scope, view: View, piece: Index, v0: SSAValue) -> SSAValue:
         """The state before a piece, once they have been passed on."""
@@ -68,12 +76,22 @@ class Pieces:
         piece = body.value(body.minus(self.count - 1, c, "piece") if walk.reverse else c)
         states, index = kernel.take(self.states), [n, h, piece]
         added = state.load(body, states, index, v0, "added")
-        total = body.add(tile.LoadOp(kernel.take(self.totals), [*index, body.value(0)], [], f32), "total").result
+        total = self._total(body, kernel, state, index, v0)
         state.store(body, before, states, index, v0)
         terms = Terms(body, state.shape)
-        kept = terms.mul(terms.take(before, 0, 1), terms.exp2(terms.take(total)))
+        axes = [] if self.decayed is None else [self.decayed]
+        kept = terms.mul(terms.take(before, 0, 1), terms.exp2(terms.take(total, *axes)))
         close(body, [terms.result(terms.add(kept, terms.take(added, 0, 1)))])
         if walk.final is not None:
             state.store(scope, op.results[0], kernel.take(walk.final), [n, h], v0)
         programs = plan.scope.value(state.splits)
         self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, self.sizes.sequences]))
+
+    def _total(self, scope: Scope, kernel: Kernel, state: State, index: list[SSAValue], v0: SSAValue) -> SSAValue:
+        """The decay of a piece, as the tile of a program that passes states on has it."""
+        zero = scope.value(0)
+        ends = {None: [zero], 0: [zero, zero], 1: [zero, v0]}
+        type_ = f32 if self.decayed is None else TensorType(f32, [state.shape[self.decayed]])
+        dims = [] if self.decayed is None else [4]
+        source = kernel.take(self.totals)
+        return scope.add(tile.LoadOp(source, [*index, *ends[self.decayed]], dims, type_), "total").result

@@ -70,6 +70,8 @@ class Setting:
     descriptors: dict[tuple[SSAValue, int, int], SSAValue] = field(
         default_factory=dict[tuple[SSAValue, int, int], SSAValue]
     )
+    gates: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Sums of log decays per channel, by log decay."""
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
 
     def of(self, value: SSAValue) -> SSAValue:
@@ -92,6 +94,13 @@ class Setting:
                 DescribeOp(source, [1, 1, rows, columns]), f"{source.name_hint}_blocks"
             ).result
         return self.descriptors[key]
+
+    def whole(self, sizes: Sizes) -> SSAValue:
+        """Tokens of a temporary that is read chunk by chunk: whole chunks, where they are known on the host."""
+        if sizes.bounds is not None:
+            return sizes.tokens
+        chunk, scope = self.form.chunk, self.plan.scope
+        return scope.value(scope.times(self.blocks(sizes.tokens, chunk, "chunks"), chunk, "whole"))
 
     def temporary(self, sizes: Sequence[Index], element: Attribute, hint: str) -> SSAValue:
         scope = self.plan.scope
@@ -189,6 +198,43 @@ class View:
         source = self.take(tensor)
         type_ = TensorType(tile.element_of(source), [count, head.tile])
         return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), hint).result
+
+    def own_rows(
+        self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, channels: int, c0: SSAValue, hint: str
+    ) -> SSAValue:
+        """[count, channels] of a temporary that has all heads and whole chunks."""
+        index = [self.b, self.h, t0, c0]
+        if self.whole_blocks:
+            blocks = self.kernel.take(self.sizes.setting.described(source, count, channels))
+            return scope.add(LoadBlockOp(blocks, index), hint).result
+        type_ = TensorType(tile.element_of(source), [count, channels])
+        load = tile.LoadOp(self.kernel.take(source), index, [2, 3], type_, self._end_with_bounds())
+        return scope.add(load, hint).result
+
+    def placed_rows(
+        self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue
+    ) -> SSAValue:
+        """[count, channels] of what `store_rows` has written."""
+        index = [self.b, self.h, t0, c0]
+        if self.whole_blocks:
+            blocks = self.kernel.take(self.sizes.setting.described(source, count, head.tile))
+            return scope.add(LoadBlockOp(blocks, index), "placed").result
+        limits = {0: self.end} | channel_limit(scope, head, 1)
+        type_ = TensorType(tile.element_of(source), [count, head.tile])
+        return scope.add(tile.LoadOp(self.kernel.take(source), index, [2, 3], type_, limits), "placed").result
+
+    def store_own(self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue, c0: SSAValue) -> None:
+        """Writes rows of such a temporary: past the end too, where others will read them."""
+        index = [self.b, self.h, t0, c0]
+        if self.whole_blocks:
+            rows, columns = tile.shape_of(value)
+            blocks = self.kernel.take(self.sizes.setting.described(target, rows, columns))
+            scope.add(StoreBlockOp(value, blocks, index))
+            return
+        scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 3], self._end_with_bounds()))
+
+    def _end_with_bounds(self) -> dict[int, SSAValue]:
+        return {} if self.sizes.bounds is None else {0: self.end}
 
     def store_rows(
         self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue, head: Head, c0: SSAValue

@@ -13,6 +13,7 @@ exponent is a sum of log decays that are at most 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32
@@ -20,11 +21,14 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
-from attn_engine.passes.lowering.recurrence.decay import rows_of
+from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.pieces import Pieces
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Index, Scope
+
+if TYPE_CHECKING:
+    from attn_engine.passes.lowering.recurrence.channels import Prepared
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,17 @@ class Walk:
 class Sweep:
     """The kernels of a sweep: one, or three where a sequence is cut in pieces that run side by side."""
 
-    def __init__(self, setting: Setting, walk: Walk):
-        self.setting, self.walk = setting, walk
+    def __init__(self, setting: Setting, walk: Walk, chunk: type[Chunk] | None = None):
+        self.setting, self.walk, self.chunk = setting, walk, chunk or Chunk
+        self.gates: SSAValue | None = None
+        self.prepared: Prepared | None = None
         form = setting.form
         self.sizes = Sizes(setting, [walk.q, walk.k, walk.v], walk.bounds)
         self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
         values = channels_of(walk.v)
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
-        self.state = State(self.key, self.value, form.turned)
-        self.rows_read = rows_of(setting, self.sizes, walk.decay, walk.weight)
+        self.state = State(self.key, self.value, form.turned and self.chunk.turns)
+        self.rows_read = self.chunk.prepare(self)
         self.element = tile.element_of(walk.v)
         self.precision = tile.Precision.TF32 if form.tf32 and self.element == f32 else tile.Precision.IEEE
 
@@ -70,10 +76,11 @@ class Sweep:
         """`rows` [splits, B, H, T] get the sums of dot * o."""
         self.rows, pieces = rows, None
         if self.setting.form.pieces > 1:
-            pieces = Pieces(self.setting, self.sizes, self.state, self.walk.name)
+            pieces = Pieces(self.setting, self.sizes, self.state, self.walk.name, self.chunk.decayed)
             self._kernel("states", None, pieces)
             pieces.passed(self.walk)
         self._kernel("sweep", self.walk, pieces)
+        self.chunk.finish(self)
 
     def _kernel(self, suffix: str, outputs: Walk | None, pieces: Pieces | None) -> None:
         """With `outputs` results are written; without, what each piece adds to the state."""
@@ -91,18 +98,24 @@ class Sweep:
             if operand is not None:
                 view.head(operand)
         state = self._start(scope, outputs, pieces, piece)
-        carried = [state] if outputs is not None else [state, scope.real(0.0)]
+        carried = [state] if outputs is not None else [state, self._no_decay(scope)]
         op, body, c, inside = loop(scope, lo, hi, 1, carried, "c")
         last = body.minus(body.plus(lo, hi, "last"), 1, "last") if walk.reverse else 0
         at = body.minus(last, c, "c") if walk.reverse else c
         t0 = body.value(body.plus(view.begin, body.times(at, form.chunk, "t0"), "t0"))
-        close(body, Chunk(self, body, t0, outputs).run(inside))
+        close(body, self.chunk(self, body, t0, outputs).run(inside))
         if pieces is not None and outputs is None:
             pieces.store(scope, view, (op.results[0], op.results[1]), piece, self.split, self.v0)
         elif pieces is None and walk.final is not None:
             self.state.store(scope, op.results[0], kernel.take(walk.final), [n, h], self.v0)
         programs = plan.scope.value(self.state.splits * form.pieces)
         self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, self.sizes.sequences]))
+
+    def _no_decay(self, scope: Scope) -> SSAValue:
+        """The sum of no log decays."""
+        if self.chunk.decayed is None:
+            return scope.real(0.0)
+        return scope.splat([self.state.shape[self.chunk.decayed]], 0.0, "total")
 
     def _blocks(self) -> Blocks:
         form = self.setting.form
@@ -137,6 +150,21 @@ class Chunk:
     query's token], and the state is the left operand of its product, which needs no shared memory there.
     """
 
+    decayed: ClassVar[int | None] = None
+    """The axis of a state along which decays differ."""
+    turns: ClassVar[bool] = True
+    fades_values: ClassVar[bool] = True
+    """Whether values are what decays on the way to the end of the chunk; else keys have done so."""
+
+    @classmethod
+    def prepare(cls, sweep: Sweep) -> Rows:
+        """What the kernels of a sweep read per token, made before them."""
+        return rows_of(sweep.setting, sweep.sizes, sweep.walk.decay, sweep.walk.weight)
+
+    @classmethod
+    def finish(cls, sweep: Sweep) -> None:
+        """Adds kernels that complete the results."""
+
     def __init__(self, sweep: Sweep, scope: Scope, t0: SSAValue, outputs: Walk | None):
         self.sweep, self.scope, self.t0, self.outputs = sweep, scope, t0, outputs
         self.walk, self.view, self.size = sweep.walk, sweep.view, sweep.setting.form.chunk
@@ -147,14 +175,13 @@ class Chunk:
 
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
         """The state after the chunk, and without outputs the decay of all chunks so far."""
-        sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
-        zero, rows = scope.value(0), sweep.rows_read
-        self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, zero)
-        self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
+        sweep, scope = self.sweep, self.scope
+        rows = sweep.rows_read
         self.sums: SSAValue | None = None
         self.total: SSAValue | None = None
+        self._operands()
         if rows.sums is not None:
-            self._decays(view.kernel.take(rows.sums))
+            self._decays(self.view.kernel.take(rows.sums))
         self.weight = None if rows.weight is None else self._vector(rows.weight, "w")
         if self.outputs is not None:
             # The products of tokens come first and the results last: fewest registers are alive then.
@@ -164,8 +191,16 @@ class Chunk:
             return [state]
         total = inside[1]
         if self.total is not None:
-            total = scope.add(arith.AddfOp(total, self.total), "total").result
+            together = Terms(scope, tile.shape_of(total))
+            axes = range(len(tile.shape_of(total)))
+            total = together.result(together.add(together.take(total, *axes), together.take(self.total, *axes)))
         return [self._next(inside[0]), total]
+
+    def _operands(self) -> None:
+        """The tiles of keys and values."""
+        sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
+        self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, scope.value(0))
+        self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
 
     def _vector(self, rows: SSAValue, hint: str) -> SSAValue:
         source = self.view.kernel.take(rows)
@@ -204,10 +239,13 @@ class Chunk:
         if self.sums is not None:
             o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
         o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
-        if walk.scale_results:
-            terms = Terms(scope, values)
-            o = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(view.kernel.take(sweep.setting.of(walk.scale)))))
-        return o
+        return self._scaled(o)
+
+    def _scaled(self, o: SSAValue) -> SSAValue:
+        if not self.walk.scale_results:
+            return o
+        terms = Terms(self.scope, self._values())
+        return terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self._scale())))
 
     def _from_state(self, terms: Terms) -> SSAValue:
         """How much of the state before the chunk a token sees."""
@@ -271,21 +309,26 @@ class Chunk:
 
     def _next(self, state: SSAValue) -> SSAValue:
         """The state after the chunk."""
-        sweep, scope = self.sweep, self.scope
-        if self.total is not None:
-            terms = Terms(scope, sweep.state.shape)
-            state = terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total))))
+        state = self._kept(state)
         if not self.turned:
             return self._dot(self._transposed(self.k, "kt"), self._written(self.v), state, "state")
         if self.outputs is None:
             self.vt = self._transposed(self.v, "vt")
         return self._dot(self._written(self.vt), self.k, state, "state")
 
+    def _kept(self, state: SSAValue) -> SSAValue:
+        """What is left of the state at the end of the chunk."""
+        if self.total is None:
+            return state
+        axes = [] if self.decayed is None else [self.decayed]
+        terms = Terms(self.scope, self.sweep.state.shape)
+        return terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total, *axes))))
+
     def _written(self, v: SSAValue) -> SSAValue:
         """Values as the state at the end of the chunk holds them."""
         walk, terms = self.walk, Terms(self.scope, self._values())
         factors: list[SSAValue] = []
-        if self.sums is not None:
+        if self.fades_values and self.total is not None:
             factors.append(self._decayed(terms, to_end=not walk.reverse))
         if not walk.reverse and self.weight is not None:
             factors.append(terms.take(self.weight, self.tokens))

@@ -35,6 +35,10 @@ class Terms:
     def real(self, number: float) -> SSAValue:
         return self.program.real(number)
 
+    def whole(self, number: int) -> SSAValue:
+        """An i32."""
+        return self.program.add(arith.ConstantOp.from_int_and_width(number, 32), "n")
+
     def mul(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.program.add(arith.MulfOp(a, b), a.name_hint)
 
@@ -46,6 +50,9 @@ class Terms:
 
     def exp2(self, exponent: SSAValue) -> SSAValue:
         return self.program.add(math.Exp2Op(exponent), "e")
+
+    def smaller(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.program.add(arith.MinimumfOp(a, b), a.name_hint)
 
     def at_most_zero(self, exponent: SSAValue) -> SSAValue:
         """A difference of two sums is at most 0 but for their rounding, which is different."""
@@ -65,6 +72,9 @@ class Terms:
     def where(self, condition: SSAValue, yes: SSAValue) -> SSAValue:
         """`yes` where the condition holds, else 0."""
         return self.program.add(arith.SelectOp(condition, yes, self.real(0.0)), yes.name_hint)
+
+    def choose(self, condition: SSAValue, yes: SSAValue, no: SSAValue) -> SSAValue:
+        return self.program.add(arith.SelectOp(condition, yes, no), yes.name_hint)
 
     def result(self, value: SSAValue, to: Attribute = f32) -> SSAValue:
         """The whole tile of a value, its elements of type `to`."""

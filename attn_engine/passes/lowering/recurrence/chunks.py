@@ -1,0 +1,61 @@
+"""Kernels that do all chunks side by side: what needs no state, or has the states of all chunks at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith
+from xdsl.ir import SSAValue
+
+from attn_engine.passes.lowering.kernel import Blocks, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
+from attn_engine.passes.lowering.scope import Scope
+
+Body = Callable[[View, Scope, SSAValue, SSAValue], None]
+"""Appends the work on one chunk: the program's place, the scope, the first token, the split."""
+
+
+def parts_of(setting: Setting, sizes: Sizes) -> SSAValue:
+    """Programs per sequence: with bounds its chunks are not known on the host, programs take every parts-th of them."""
+    scope = setting.plan.scope
+    chunks = setting.blocks(sizes.tokens, setting.form.chunk, "chunks")
+    if sizes.bounds is None:
+        return chunks
+    some = scope.value(scope.larger(sizes.sequences, 1, "some"))
+    return scope.add(arith.CeilDivSIOp(chunks, some), "parts").result
+
+
+def each_chunk(
+    setting: Setting,
+    sizes: Sizes,
+    name: str,
+    warps: int,
+    operands: Sequence[SSAValue | None],
+    body: Body,
+    splits: int = 1,
+) -> None:
+    """Adds a kernel with one program per chunk, head and split; `operands` may have fewer heads."""
+    chunk = setting.form.chunk
+    kernel = Kernel(f"{setting.plan.name}_{name}", setting.plan, Blocks(chunk, chunk, warps, 1))
+    scope = kernel.scope
+    part, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("part", "h", "n")))
+    split = scope.value(0)
+    if splits > 1:
+        count = scope.value(splits)
+        split = scope.add(arith.RemSIOp(part, count), "split").result
+        part = scope.add(arith.DivSIOp(part, count), "part").result
+    view = View(sizes, kernel, h, n)
+    for operand in operands:
+        if operand is not None:
+            view.head(operand)
+    parts = parts_of(setting, sizes)
+    if sizes.bounds is None:
+        body(view, scope, scope.value(scope.times(part, chunk, "t0")), split)
+    else:
+        own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(chunk)), "chunks").result
+        _, inner, c, _ = loop(scope, part, own, kernel.take(parts), [], "c")
+        body(view, inner, inner.value(inner.plus(view.begin, inner.times(c, chunk, "t0"), "t0")), split)
+        close(inner, [])
+    if splits > 1:
+        parts = setting.plan.scope.value(setting.plan.scope.times(parts, splits, "programs"))
+    setting.kernels.append(kernel.launch([parts, sizes.heads, sizes.sequences]))
