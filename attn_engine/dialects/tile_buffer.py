@@ -13,7 +13,7 @@ from __future__ import annotations
 from xdsl.ir import Attribute, Operation
 
 from attn_engine.dialects.tile_buffer_compute import BUFFER_COMPUTE_ATTRIBUTES, BUFFER_COMPUTE_OPS
-from attn_engine.dialects.tile_buffer_layout import MfmaAttr, PaddedAttr, SliceLayoutAttr, SwizzledAttr
+from attn_engine.dialects.tile_buffer_layout import MfmaAttr, PaddedAttr, SliceLayoutAttr, StagedAttr, SwizzledAttr
 from attn_engine.dialects.tile_buffer_memory import BUFFER_MEMORY_OPS
 
 BUFFER_OPS: list[type[Operation]] = [*BUFFER_MEMORY_OPS, *BUFFER_COMPUTE_OPS]
@@ -21,6 +21,7 @@ BUFFER_ATTRIBUTES: list[type[Attribute]] = [
     MfmaAttr,
     PaddedAttr,
     SliceLayoutAttr,
+    StagedAttr,
     SwizzledAttr,
     *BUFFER_COMPUTE_ATTRIBUTES,
 ]

@@ -224,6 +224,33 @@ class SwizzledAttr(ParametrizedAttribute):
             raise VerifyException(f"vector, per phase and phases are powers of two, got {numbers}")
 
 
+@irdl_attr_definition
+class StagedAttr(ParametrizedAttribute):
+    """A fragment on its way to shared memory: each thread holds the vectors along an axis that it copies: ``#tile.staged<1>``.
+
+    It is copied into, and copied to shared memory; nothing computes with it.
+    """
+
+    name = "tile.staged"
+    axis: IntAttr = param_def()
+
+    def __init__(self, axis: int | IntAttr):
+        super().__init__(_int(axis))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            return (IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False)),)
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(str(self.axis.data))
+
+    def verify(self) -> None:
+        if self.axis.data not in (0, 1):
+            raise VerifyException(f"a fragment has the axes 0 and 1, got {self.axis.data}")
+
+
 FragmentLayout = MfmaAttr | SliceLayoutAttr
 SharedLayout = PaddedAttr | SwizzledAttr
 Ownership = tuple[int, int, int, tuple[int, int]] | tuple[str, int, object]

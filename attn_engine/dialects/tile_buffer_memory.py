@@ -28,6 +28,7 @@ from attn_engine.dialects.tile_buffer_layout import (
     MfmaAttr,
     PaddedAttr,
     SliceLayoutAttr,
+    StagedAttr,
     SwizzledAttr,
     check_shape,
     ownership,
@@ -116,9 +117,23 @@ class BufferAllocOp(IRDLOperation):
     def _verify_fragment(self, type_: BufferType) -> None:
         if self.layout is None:
             return
+        if isinstance(self.layout, StagedAttr):
+            self._verify_staged(type_)
+            return
         if not isinstance(self.layout, MfmaAttr | SliceLayoutAttr):
             raise VerifyException(f"{self.layout} is no layout of a fragment")
         check_shape(self.layout, type_.get_shape())
+
+    def _verify_staged(self, type_: BufferType) -> None:
+        """A staged tile is filled, copied into, and copied to shared memory."""
+        if len(type_.get_shape()) != 2:
+            raise VerifyException(f"what is staged has rank 2, got {type_}")
+        for use in self.result.uses:
+            op = use.operation
+            written = isinstance(op, BufferFillOp | CopyInOp) and op.target is self.result
+            read = isinstance(op, CopyOp) and op.source is self.result and not is_fragment(op.target)
+            if not written and not read:
+                raise VerifyException(f"{op.name} of a staged tile, which is only copied to shared memory")
 
     def _kernel(self) -> tile.KernelOp | None:
         parent = self.parent_op()

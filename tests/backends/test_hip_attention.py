@@ -72,6 +72,36 @@ def test_results_and_gradients(make, sizes: dict[str, int], dtype: torch.dtype):
     check(make, qkv(dtype=dtype, **sizes), backend=EMULATED, schedule=SMALL)
 
 
+DEEP = Schedule(
+    KernelSchedule(64, 32, 4, 2),
+    KernelSchedule(64, 64, 4, 2),
+    KernelSchedule(64, 32, 4, 3),
+    KernelSchedule(32, 64, 4, 2),
+)
+
+
+@emulates
+@pytest.mark.parametrize(
+    ("make", "sizes", "dtype"),
+    [
+        (causal, {"h": 4, "hkv": 2, "sq": 130, "d": 32}, torch.float16),
+        (plain, {"sq": 33, "skv": 1, "d": 20, "dv": 40}, torch.float32),
+    ],
+    ids=["causal", "one key"],
+)
+def test_prefetched(make, sizes: dict[str, int], dtype: torch.dtype):
+    """Loops that never run, that run once, and that run often; nothing is read beyond the last block."""
+    check(make, qkv(dtype=dtype, **sizes), backend=EMULATED, schedule=DEEP)
+
+
+@emulates
+def test_channels_apart():
+    """Tensors whose channels do not lie side by side take the other road through the same copies."""
+    tensors = [t.mT.contiguous().mT for t in qkv(sq=70, d=32, dtype=torch.float16)]
+    assert tensors[1].stride(-1) != 1
+    check(causal, tensors, backend=EMULATED, schedule=DEEP)
+
+
 @emulates
 def test_documents():
     check(document, qkv(sq=70, d=32, dtype=torch.float16), {"ids": torch.arange(70) // 17}, EMULATED, schedule=SMALL)

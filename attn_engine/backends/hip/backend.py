@@ -11,6 +11,7 @@ PIPELINE = (
     "hip-choose-layouts",
     "hip-share-lds",
     "hip-place-barriers",
+    "hip-prefetch",
 )
 
 BACKEND = Backend(

@@ -27,7 +27,7 @@ def _alloc(printer: KernelPrinter, op: memory.BufferAllocOp) -> None:
     type_ = memory.buffer_type(op.result)
     name = printer.text(op.result)
     if memory.is_fragment(op.result):
-        printer.writer.line(f"{types.fragment(type_, op.layout)} {name};")
+        printer.writer.line(f"{types.fragment(type_, op.layout, printer.threads)} {name};")
     else:
         printer.writer.line(f"ATTN_SHARED {types.shared(type_, op.layout)} {name};")
 

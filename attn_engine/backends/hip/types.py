@@ -10,7 +10,14 @@ from xdsl.ir import Attribute, Operation
 from xdsl.utils.hints import isa
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_layout import MfmaAttr, PaddedAttr, Part, SliceLayoutAttr, SwizzledAttr
+from attn_engine.dialects.tile_buffer_layout import (
+    MfmaAttr,
+    PaddedAttr,
+    Part,
+    SliceLayoutAttr,
+    StagedAttr,
+    SwizzledAttr,
+)
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
@@ -92,7 +99,7 @@ def layout(attribute: MfmaAttr) -> str:
     return f"attn::{_PARTS[Part(attribute.part.data)]}<{sizes}>"
 
 
-def fragment(type_: BufferType, held: Attribute | None) -> str:
+def fragment(type_: BufferType, held: Attribute | None, threads: int) -> str:
     """The C++ type of a fragment; each must have a layout here."""
     shape = ", ".join(map(str, type_.get_shape()))
     name = element(type_.element_type)
@@ -100,6 +107,8 @@ def fragment(type_: BufferType, held: Attribute | None) -> str:
         return f"attn::Fragment<{name}, {shape}, {layout(held)}>"
     if isinstance(held, SliceLayoutAttr):
         return f"attn::Vector<{name}, {shape}, {held.axis.data}, {layout(held.parent)}>"
+    if isinstance(held, StagedAttr):
+        return f"attn::Staged<{name}, {shape}, {held.axis.data}, {threads}>"
     raise UnsupportedOpError(f"a fragment {type_} without a layout", BACKEND_NAME)
 
 

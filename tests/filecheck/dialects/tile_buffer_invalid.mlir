@@ -270,3 +270,14 @@ tile.kernel @k(%x: f32) attributes {threads = 128 : i64} {
   %t = tile.buffer_total sum %s : !tile.buffer<64xf32, shared> -> f32
   tile.end
 }
+
+// -----
+
+// CHECK: tile.copy of a staged tile, which is only copied to shared memory
+tile.kernel @k(%x: f32) attributes {threads = 256 : i64} {
+  %s = tile.buffer_alloc layout #tile.staged<1> : !tile.buffer<64x64xf32, register>
+  %t = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  tile.buffer_fill %s, %x : !tile.buffer<64x64xf32, register>, f32
+  tile.copy %s, %t : !tile.buffer<64x64xf32, register>, !tile.buffer<64x64xf32, register>
+  tile.end
+}

@@ -134,11 +134,14 @@ struct Global {
 namespace detail {
 
 // 16 bytes, or what divides the tile.
+constexpr int copy_length(int bytes, int size) {
+  int n = 16 / bytes;
+  while (size % n) n /= 2;
+  return n;
+}
 template <class S, int UNIT>
 constexpr int copy_length() {
-  int n = 16 / int(sizeof(typename S::Held));
-  while (S::size(UNIT) % n) n /= 2;
-  return n;
+  return copy_length(sizeof(typename S::Held), S::size(UNIT));
 }
 
 // The threads share a tile in vectors of N along UNIT. Where that is the rows' axis, neighbouring threads take
@@ -185,6 +188,55 @@ ATTN_DEVICE void copy_out(const Shared<T, H, WIDTH, PLACE> &from, const W &to) {
   using S = Shared<T, H, WIDTH, PLACE>;
   if (to.together()) detail::copy_out_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
   else detail::copy_out_vectors<THREADS, 1>(from, to);
+}
+
+// A tile on its way from memory to LDS: each thread holds the vectors along UNIT that it copies, as words.
+template <class T, int H, int W, int UNIT, int THREADS>
+struct Staged {
+  using Held = typename detail::Stored<T>::type;
+  static constexpr int rank = 2;
+  static constexpr int size(int axis) { return axis == 0 ? H : W; }
+  static constexpr int length = detail::copy_length(sizeof(Held), size(UNIT)), units = H * W / length;
+  static constexpr int vectors = (units + THREADS - 1) / THREADS, count = vectors * length;
+  static constexpr int words = length * int(sizeof(Held)) / 4;
+  using Words = VectorOf<unsigned, words>;
+
+  Words data[vectors];
+
+  ATTN_DEVICE Vec<T, length> get_vector(int i) const { return __builtin_bit_cast(Vec<T, length>, data[i]); }
+  ATTN_DEVICE void set_vector(int i, Vec<T, length> values) { data[i] = __builtin_bit_cast(Words, values); }
+  ATTN_DEVICE void set(int i, T value) {
+    Vec<T, length> values = get_vector(i / length);
+    values[i % length] = store_lane(value);
+    set_vector(i / length, values);
+  }
+};
+
+// `copy_in` and `copy` share the vectors in the same way.
+template <int THREADS, class W, class T, int H, int WIDTH, int UNIT>
+ATTN_DEVICE void copy_in(const W &from, Staged<T, H, WIDTH, UNIT, THREADS> &to) {
+  using S = Staged<T, H, WIDTH, UNIT, THREADS>;
+  static_assert(W::unit == UNIT, "staged along another axis than memory is read");
+  int vector = 0;
+  if (from.together()) {
+    detail::for_vectors<THREADS, UNIT, S::length, S>([&](int row, int column) {
+      to.set_vector(vector++, from.template read<UNIT, S::length, true>(row, column));
+    });
+  } else {
+    // One vector after the other, and packed at once; their many addresses are not kept: registers are for others.
+    detail::for_vectors<THREADS, UNIT, S::length, S>([&](int row, int column) {
+      to.set_vector(vector, from.template read<UNIT, S::length, false>(opaque(row), opaque(column)));
+      ATTN_UNROLL for (int w = 0; w < S::words; ++w) to.data[vector][w] = opaque(to.data[vector][w]);
+      ++vector;
+    });
+  }
+}
+template <int THREADS, class T, int H, int WIDTH, int UNIT, class PLACE>
+ATTN_DEVICE void copy(const Staged<T, H, WIDTH, UNIT, THREADS> &from, Shared<T, H, WIDTH, PLACE> &to) {
+  using S = Staged<T, H, WIDTH, UNIT, THREADS>;
+  int vector = 0;
+  detail::for_vectors<THREADS, UNIT, S::length, S>(
+      [&](int row, int column) { to.template write<UNIT, S::length>(row, column, from.get_vector(vector++)); });
 }
 
 // A fragment's lanes copy their own runs; where those lie apart, or the other way round, one element at a time.
