@@ -36,6 +36,7 @@ from attn_engine.dialects.attn_recurrence import RecurrenceOp as RecurrenceOp
 from attn_engine.dialects.attn_regions import KIND_REGIONS as KIND_REGIONS
 from attn_engine.dialects.attn_regions import AttentionRegions as AttentionRegions
 from attn_engine.dialects.attn_scalar import AccumulateGradOp as AccumulateGradOp
+from attn_engine.dialects.attn_scalar import ChannelAtOp as ChannelAtOp
 from attn_engine.dialects.attn_scalar import CombineYieldOp as CombineYieldOp
 from attn_engine.dialects.attn_scalar import EpilogueYieldOp as EpilogueYieldOp
 from attn_engine.dialects.attn_scalar import LoadOp as LoadOp
@@ -250,7 +251,7 @@ class BackwardOp(IRDLOperation, AttentionRegions):
     - `query_vjp`, `key_vjp`, `value_vjp`: (gradient of the modified element, element, b, h, position, channel,
       captures...) -> gradient of the element; applied before the sum over a head group.
 
-    `attn.accumulate_grad` in `rows` and `element` feeds `d_captures`, of which there is one per
+    `attn.accumulate_grad` in `rows`, `element` and the three `..._vjp` feeds `d_captures`, of which there is one per
     entry of `grad_captures` (positions in captures), f32, of the capture's shape.
     """
 
@@ -343,6 +344,7 @@ Attn = Dialect(
         AccumulateGradOp,
         AttentionOp,
         BackwardOp,
+        ChannelAtOp,
         ChannelGradientsOp,
         CombineYieldOp,
         DeltaBackwardOp,

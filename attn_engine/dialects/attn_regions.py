@@ -20,7 +20,8 @@ class AttentionRegions:
     - `score_mod`: (score f32, b, h, q, kv) -> f32
     - `mask`: (b, h, q, kv) -> i1
 
-    `h` is the operand's own head: the key/value head in `key_mod` and `value_mod`, else the query head.
+    `h` is the operand's own head: the key/value head in `key_mod` and `value_mod`, else the query head. The three
+    mods may read their row: `attn.row_reduce` is over its channels, `attn.channel_at` is a value at another one.
     """
 
     def verify_mods(self) -> None:

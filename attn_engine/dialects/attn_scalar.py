@@ -107,6 +107,8 @@ class LoadOp(IRDLOperation):
 class RowReduceOp(IRDLOperation):
     """Reduces a value over the visible keys of the row (in a step: of the row's current block).
 
+    In the regions of operands (`query_mod`, `key_vjp`, ...) it reduces over the channels of the operand's row.
+
     A row without a visible key gives the identity (0, -inf, +inf, 0). A *dead* row is one
     without a visible key, or in which a `max` gives -inf or a `min` gives +inf: its
     weights are 0 whatever the formula says.
@@ -131,10 +133,32 @@ class RowReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ChannelAtOp(IRDLOperation):
+    """What a value is at another channel of the row; only in the regions of operands (`query_mod`, `key_vjp`, ...).
+
+    The index depends on the channel alone and lies in [0, channels). Rotary embeddings read their partner:
+
+    ```
+    %partner = attn.channel_at %x[%other]
+    ```
+    """
+
+    name = "attn.channel_at"
+    value = operand_def(f32)
+    index = operand_def(i64)
+    result = result_def(f32)
+    traits = traits_def(Pure())
+    assembly_format = "$value `[` $index `]` attr-dict"
+
+    def __init__(self, value: SSAValue | Operation, index: SSAValue | Operation):
+        super().__init__(operands=[value, index], result_types=[f32])
+
+
+@irdl_op_definition
 class AccumulateGradOp(IRDLOperation):
     """Adds a value to the gradient of one capture element; the index is that of the load.
 
-    Only inside the `element` and `rows` regions of `attn.backward`. Contributions of masked
+    Only inside the `element`, `rows` and `..._vjp` regions of `attn.backward`. Contributions of masked
     elements do not happen.
 
     ```

@@ -73,7 +73,8 @@ def build(
     names_of = known | {id(t): name for name, t in custom.items()}
     tracer = Tracer(names_of, device=device or torch.device("cpu"))
     rows = tuple(name for name, wanted in (("lse", return_lse), ("max_scores", return_max)) if wanted)
-    regions, final = _trace_all(definition, tracer, custom, rows)
+    channels = {"query_mod": head_dim, "key_mod": head_dim, "value_mod": head_dim_v}
+    regions, final = _trace_all(definition, tracer, custom, rows, channels)
     used = _drop_unread_captures(tracer, regions)
     originals = [tracer.captures[i].original for i in used]
     return Traced(
@@ -138,7 +139,11 @@ def _position(
 
 # Tracing
 def _trace_all(
-    definition: Definition, tracer: Tracer, custom: Mapping[str, torch.Tensor], rows: Sequence[str]
+    definition: Definition,
+    tracer: Tracer,
+    custom: Mapping[str, torch.Tensor],
+    rows: Sequence[str],
+    channels: Mapping[str, int],
 ) -> tuple[dict[str, RegionTrace], tuple[str, ...]]:
     regions: dict[str, RegionTrace] = {}
     if definition.score_mod is not None:
@@ -146,10 +151,10 @@ def _trace_all(
     if definition.mask_mod is not None:
         regions["mask"] = _trace_mask(definition.mask_mod, definition, tracer, custom)
     regions["row"], final = _trace_row(definition.row or library.softmax, tracer, rows)
-    for name in ("query_mod", "key_mod", "value_mod"):
+    for name, count in channels.items():
         function = getattr(definition, name)
         if function is not None:
-            regions[name] = _trace_element(name, function, tracer)
+            regions[name] = _trace_element(name, function, tracer, count)
     return regions, final
 
 
@@ -248,13 +253,16 @@ def _largest(region: RegionTrace, s: Symbol) -> Symbol:
     return Symbol(region, maxima[0]) if maxima else region.apply("amax", (s,), {})
 
 
-def _trace_element(name: str, function: UserFunction, tracer: Tracer) -> RegionTrace:
+def _trace_element(name: str, function: UserFunction, tracer: Tracer, channels: int) -> RegionTrace:
     arity = choose_arity(function, name, (1, 5), f"{name}(x) or {name}(x, b, h, pos, channel)")
 
     def call(region: RegionTrace) -> None:
+        region.channels = channels
+        for argument in (region.block.args[0], region.block.args[4]):
+            region.levels[argument] = Level.ELEMENT
         region.finish(_number(region, function, function(*region.arguments[:arity])).value)
 
-    return tracer.run(name, ELEMENT, SCALAR_FUNCTIONS, call)
+    return tracer.run(name, ELEMENT, ROW_FUNCTIONS, call)
 
 
 def _returned(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:

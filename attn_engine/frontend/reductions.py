@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from xdsl.dialects import math
+from xdsl.dialects.builtin import f32
 
 from attn_engine.dialects import attn
 from attn_engine.dialects.attn import ReduceKind, TieRule
@@ -61,7 +62,9 @@ def row_sum(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False
 
 
 def count(r: RegionTrace, x: object) -> Symbol:
-    """How many keys the row sees."""
+    """How many keys the row sees; in a mod, how many channels it has."""
+    if r.channels:
+        return r.constant(float(r.channels), f32)
     return reduce(r, ReduceKind.COUNT, x)
 
 

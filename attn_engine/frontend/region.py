@@ -60,6 +60,8 @@ class RegionTrace:
     grad_enabled: bool = field(default_factory=torch.is_grad_enabled)
     levels: dict[SSAValue, Level] = field(default_factory=dict[SSAValue, Level])
     constants: dict[tuple[Attribute, str], Symbol] = field(default_factory=dict[tuple[Attribute, str], Symbol])
+    channels: int = 0
+    """Of the row of an operand that a query, key or value mod may read; 0 for other functions."""
 
     def __post_init__(self) -> None:
         self.block = Block(arg_types=[type_ for _, type_ in self.leading])
@@ -245,6 +247,24 @@ class RegionTrace:
             )
         return symbol
 
+    def at_channel(self, value: Symbol, index: object) -> Symbol:
+        """What a value of a mod is at another channel of its row; indices go round."""
+        place = self.symbol(index)
+        if place.type != i64:
+            refuse(OperandError, f"a channel is {place.type}", "index by an integer that is made of the channel")
+        around = self.apply("remainder", (place, self.channels), {})
+        unexpected = _arguments_behind(around.value) - {self.block.args[4]}
+        if unexpected:
+            names = ", ".join(sorted(argument.name_hint or "a capture" for argument in unexpected))
+            refuse(
+                OperandError,
+                f"the channel that is read depends on {names}",
+                "make the index of the channel and constants alone: x[(channel + d // 2) % d]",
+            )
+        if self.level(value) is not Level.ELEMENT or value.type != f32:
+            return self.as_f32(value)
+        return self.emit(attn.ChannelAtOp(value.value, around.value), Level.ELEMENT)
+
     def capture_argument(self, position: int) -> SSAValue:
         """The block argument of a capture; arguments are added up to it."""
         while len(self.block.args) <= len(self.leading) + position:
@@ -261,6 +281,12 @@ class RegionTrace:
                 op.detach()
                 op.erase()
         self.active = False
+
+
+def _arguments_behind(value: SSAValue) -> set[SSAValue]:
+    if not isinstance(value.owner, Operation):
+        return {value}
+    return {argument for operand in value.owner.operands for argument in _arguments_behind(operand)}
 
 
 def as_number(operand: object) -> bool | int | float | None:

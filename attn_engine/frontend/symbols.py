@@ -22,7 +22,7 @@ from attn_engine.errors import (
 from attn_engine.frontend.operators import Operand as Operand
 from attn_engine.frontend.operators import Operators
 from attn_engine.frontend.operators import TracedValue as TracedValue
-from attn_engine.frontend.source import refuse
+from attn_engine.frontend.source import refusal, refuse
 
 if TYPE_CHECKING:
     from attn_engine.frontend.region import RegionTrace
@@ -153,7 +153,9 @@ class Symbol(Operators):
         )
 
     def __getitem__(self, index: object) -> Any:
-        refuse(
+        if self.region.channels:
+            return self.region.at_channel(self, index)
+        raise refusal(
             OperandError,
             "a traced value is indexed",
             "a traced value is one number; index the tensor with all of its indices at once: table[h, q_idx]",

@@ -11,7 +11,7 @@ from torch import Tensor
 from xdsl.ir import BlockArgument, Operation, Region
 
 from attn_engine.dialects import attn
-from attn_engine.interpreters.attn_common import Scene, index_grid, resolve
+from attn_engine.interpreters.attn_common import Scene, channel_handlers, index_grid, resolve
 from attn_engine.interpreters.attn_steps import fold_keys, initial_states, key_blocks
 from attn_engine.interpreters.scalar import Handlers, load_index
 
@@ -112,8 +112,14 @@ class _Backward:
             "dk": lambda: self._vjp(op.key_vjp, dk, scene.k, scene.group, grads),
             "dv": lambda: self._vjp(op.value_vjp, dv, scene.v, scene.group, grads),
         }
-        results: Gradients = {name: get() for name, get in found.items() if getattr(op, name) is not None}
+        # A gradient that nobody asks for may still lead to those of captures.
+        all_ = {name: get() for name, get in found.items() if getattr(op, name) is not None or self._leads(name)}
+        results: Gradients = {name: value for name, value in all_.items() if getattr(op, name) is not None}
         return results | {"d_captures": grads.results()}
+
+    def _leads(self, name: str) -> bool:
+        region: Region | None = getattr(self.op, {"dq": "query_vjp", "dk": "key_vjp", "dv": "value_vjp"}[name])
+        return region is not None and any(isinstance(o, attn.AccumulateGradOp) for o in region.block.ops)
 
     def _row_vectors(self, x: Tensor, dp: Tensor, blocks: Sequence[slice], grads: CaptureGradients) -> list[Tensor]:
         scene, op, finals = self.scene, self.op, list[Tensor]()
@@ -143,6 +149,7 @@ class _Backward:
             wide = element.repeat_interleave(group, dim=1)
             everywhere = torch.ones(gradient.shape, dtype=torch.bool)
             arguments = [gradient, wide, batch, head // group, place, c]
-            gradient = self.scene.run(region, arguments, grads.handlers(everywhere))[0].expand(gradient.shape)
+            handlers = {**channel_handlers(gradient.shape), **grads.handlers(everywhere)}
+            gradient = self.scene.run(region, arguments, handlers)[0].expand(gradient.shape)
         b, _, position, channel = gradient.shape
         return gradient.reshape(b, element.shape[1], group, position, channel).sum(2)

@@ -92,7 +92,8 @@ class Scene:
         """`query_mod`, `key_mod` or `value_mod` applied to every element of an operand."""
         if region is None:
             return element
-        return self.run(region, [element, *index_grid(*element.shape)])[0].expand(element.shape)
+        found = self.run(region, [element, *index_grid(*element.shape)], channel_handlers(element.shape))
+        return found[0].expand(element.shape)
 
     def products(self, query: Tensor, key: Tensor) -> Tensor:
         """x: scaled products of modified queries and keys, before score_mod."""
@@ -110,6 +111,23 @@ class Scene:
             return torch.ones(self.shape, dtype=torch.bool)
         with torch.no_grad():
             return self.run(self.op.mask, self.indices())[0].expand(self.shape)
+
+
+def channel_handlers(shape: Sequence[int]) -> dict[type[Operation], Callable[[Any, Sequence[Tensor]], Tensor | None]]:
+    """What reads the row of an operand of this shape: reductions over the channels, and other channels."""
+
+    def reduce(op: attn.RowReduceOp, args: Sequence[Tensor]) -> Tensor:
+        value, kind = args[0].expand(*shape), op.kind.data
+        if kind == attn.ReduceKind.COUNT:
+            return torch.full((*shape[:3], 1), float(shape[3]), dtype=value.dtype)
+        if kind == attn.ReduceKind.SUM:
+            return value.sum(-1, keepdim=True)
+        return extremum(value, kind == attn.ReduceKind.MAX, op.ties is None or op.ties.data == attn.TieRule.SPLIT)
+
+    def at(op: attn.ChannelAtOp, args: Sequence[Tensor]) -> Tensor:
+        return torch.take_along_dim(args[0].expand(*shape), args[1].expand(*shape), -1)
+
+    return {attn.RowReduceOp: reduce, attn.ChannelAtOp: at}
 
 
 class RowReducer:

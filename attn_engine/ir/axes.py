@@ -44,6 +44,8 @@ def _result_axes(op: Operation, axes: dict[SSAValue, Axes]) -> Axes:
     union = NONE.union(*(axes.get(operand, NONE) for operand in op.operands))
     if not isinstance(op, attn.RowReduceOp):
         return union
+    if "channel" in union:
+        return union - {"channel"}
     # A count looks at the row's visibility, never at the value: it is a row's own number.
     return ROW if op.kind.data == attn.ReduceKind.COUNT else (union - {"kv"}) | ROW
 

@@ -16,7 +16,7 @@ from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.graph import Slicer
 from attn_engine.passes.attn_simplify import simplify
 from attn_engine.passes.backward_joint import OPERANDS, JointCode, Wanted, derive
-from attn_engine.passes.backward_operands import refuse_captures_of_mods, vjp
+from attn_engine.passes.backward_operands import led_through, vjp
 from attn_engine.passes.backward_regions import BackwardCode
 
 # --- the forward pass ----------------------------------------------------------------------------
@@ -119,9 +119,8 @@ def _cloned(region: Region | None) -> list[Region]:
 def derive_backward(function: func.FuncOp, op: attn.AttentionOp, wrt: Sequence[str | int]) -> func.FuncOp:
     """Adds saved row values to an attention and to the results of its function; gives the backward function."""
     wanted = Wanted.of(wrt, op)
-    refuse_captures_of_mods(op, wanted)
     joint = JointCode.of(op)
-    code = derive(joint, wanted)
+    code = derive(joint, wanted, led_through(op, wanted))
     op = _save(op, joint, code)
     simplify(op)
     last = function.body.block.last_op

@@ -104,8 +104,8 @@ def _arguments(graph: Graph, op: attn.AttentionOp) -> Arguments:
     return Arguments(x, dp, tuple(indices), delta, tuple(d_outputs), tuple(captures))
 
 
-def derive(joint: JointCode, wanted: Wanted) -> BackwardCode:
-    """Backward code for the row function and score_mod."""
+def derive(joint: JointCode, wanted: Wanted, through: frozenset[str]) -> BackwardCode:
+    """Backward code for the row function and score_mod; `through` are operands whose modified elements need gradients."""
     graph, arguments = joint.graph, joint.arguments
     extrema = [
         op
@@ -116,7 +116,7 @@ def derive(joint: JointCode, wanted: Wanted) -> BackwardCode:
     products = Products(graph, joint.signs, joint.weight)
     sweep = Sweep(graph, products, joint.weight, joint.outputs, arguments)
     sources = {arguments.captures[i] for i in wanted.captures}
-    if wanted.operands & {"q", "k"}:
+    if through & {"q", "k"}:
         sources.add(arguments.x)
     dx = sweep.run(forward, sources)
     p = sweep.writer.write([products[joint.weight]])

@@ -12,7 +12,7 @@ needs a reduction of the forward pass the sum is closed. Closing a term a_j * r:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -100,6 +100,8 @@ class Sweep:
         self.arguments = arguments
         self.sums = RowSums(graph, products, self.writer, weight, arguments)
         self.accumulations: list[Accumulation] = []
+        self.inverse: Callable[[attn.ChannelAtOp], SSAValue] | None = None
+        """Of mods: the channel that reads this one."""
         self.element: defaultdict[SSAValue, Terms] = defaultdict(list)
         """Gradients per element; of a row value, the terms of an open sum."""
         self.row: defaultdict[SSAValue, Terms] = defaultdict(list)
@@ -135,6 +137,8 @@ class Sweep:
             self._reduction(op, row)
         elif isinstance(op, attn.LoadOp):
             self._load(op, element, row)
+        elif isinstance(op, attn.ChannelAtOp):
+            self._moved(op, element)
         else:
             self._operation(op, element, row, active)
 
@@ -197,6 +201,12 @@ class Sweep:
                     share = graph.sub(graph.constant(1.0), graph.mul(inverse, graph.constant(sign * number)))
                     return term * power(total) * power(share)
         return None
+
+    def _moved(self, op: attn.ChannelAtOp, element: Terms) -> None:
+        """The gradient goes back to the channel that was read."""
+        assert self.inverse is not None
+        value = self.graph.emit(attn.ChannelAtOp(self.writer.write(element), self.inverse(op)))
+        self.element[op.value].append(power(value))
 
     # --- captures --------------------------------------------------------------------------------
 

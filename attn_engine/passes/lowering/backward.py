@@ -17,6 +17,7 @@ from attn_engine.passes.lowering.frame import Operands
 from attn_engine.passes.lowering.gradients import capture_axes
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.key_gradients import KeyGradients
+from attn_engine.passes.lowering.mods import Mods
 from attn_engine.passes.lowering.query_gradients import QueryGradients
 from attn_engine.passes.lowering.row_vectors import RowVectors
 from attn_engine.passes.lowering.tables import Tables
@@ -46,22 +47,26 @@ class BackwardLowering:
         operands.describe()
         operands.tables = tables = Tables(self.name, plan, operands, self.enabled)
         self._zero(plan)
+        mods = Mods(self.name, plan, operands, self.rows.m)
+        mods.before()
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
         by_key = [n for n, axes in owned.items() if "kv" in axes and "q" not in axes]
         by_query = [n for n, axes in owned.items() if "kv" not in axes]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
-        if op.dq is not None or by_query or by_both:
+        leads = {*operands.targets, *plan.args}
+        if "dq" in leads or by_query or by_both:
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             QueryGradients(op, operands, kernel, vectors, by_query, by_both).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
-        if op.dk is not None or op.dv is not None or by_key:
+        if leads & {"dk", "dv"} or by_key:
             kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
             blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
             KeyGradients(op, operands, kernel, vectors, by_key).build()
             self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
-        return [*tables.kernels, *self.kernels, plan.finish()]
+        mods.after()
+        return [*tables.kernels, *mods.kernels, *self.kernels, plan.finish()]
 
     def _arguments(self, plan: Plan, operands: Operands) -> None:
         op = self.op

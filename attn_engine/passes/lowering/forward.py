@@ -11,6 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, combine, present, spread
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
+from attn_engine.passes.lowering.mods import Mods
 from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
@@ -38,12 +39,19 @@ class ForwardLowering:
         operands.descriptors = self.descriptors
         self._arguments(plan)
         operands.describe()
-        self.tables = operands.tables = Tables(self.name, plan, operands, self.enabled)
+        self._aside(plan)
         kernel = Kernel(f"{self.name}_kernel", plan, self.blocks)
         blocks = operands.blocks(operands.sq, self.blocks.m, "q_blocks")
         self._kernel(kernel, blocks)
         launched = kernel.launch([blocks, operands.heads, operands.batch])
         return [*self.tables.kernels, launched, plan.finish()]
+
+    def _aside(self, plan: Plan) -> None:
+        """What other kernels do first: ranges of blocks when they are asked for, and operands that are modified apart."""
+        self.tables = self.operands.tables = Tables(self.name, plan, self.operands, self.enabled)
+        mods = Mods(self.name, plan, self.operands, self.blocks.m)
+        mods.before()
+        self.tables.kernels += mods.kernels
 
     def _arguments(self, plan: Plan) -> None:
         op = self.op
@@ -57,8 +65,18 @@ class ForwardLowering:
         plan.argument("scale", f32)
 
     def _kernel(self, kernel: Kernel, blocks: SSAValue) -> None:
+        scope = kernel.scope
+        q0 = self._queries(kernel, kernel.program_id(0, "i"), blocks)
+        self.runs = list(spans(self.frame, scope, (q0, self.blocks.m), self.blocks.n, transposed=False))
+        acc = scope.splat([self.blocks.m, self.operands.vo.tile], 0.0, "acc")
+        for number in range(len(self.op.steps)):
+            acc = self._step(scope, number, acc)
+        self._epilogue(scope, acc, q0)
+
+    def _queries(self, kernel: Kernel, i: SSAValue, blocks: SSAValue) -> SSAValue:
+        """The frame and the queries of block `i`; its first row."""
         scope, operands, m = kernel.scope, self.operands, self.blocks.m
-        i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
+        h, b = kernel.program_id(1, "h"), kernel.program_id(2, "b")
         if present(self.op.blocks) is not None:
             # The last queries see the most keys under a causal mask: longest programs first.
             last = scope.minus(kernel.take(blocks), 1, "last")
@@ -70,11 +88,7 @@ class ForwardLowering:
         self.q = frame.modified(scope, q, self.op.query_mod, h, q0, frame.sq, operands.qk)
         self.q_index = scope.add(tile.RangeOp(q0, m), "rows").result
         self.scale = frame.take("scale")
-        self.runs = list(spans(frame, scope, (q0, m), self.blocks.n, transposed=False))
-        acc = scope.splat([m, operands.vo.tile], 0.0, "acc")
-        for number in range(len(self.op.steps)):
-            acc = self._step(scope, number, acc)
-        self._epilogue(scope, acc, q0)
+        return q0
 
     def _step(self, scope: Scope, number: int, acc: SSAValue) -> SSAValue:
         """One loop over the keys; appends its final states to `finals`."""
@@ -167,4 +181,4 @@ def store_rows(
 ) -> None:
     """Writes [rows, head] of a result; rows from `limit` on and padded channels are not written."""
     limits = frame.limits(limit) | ({1: scope.value(size)} if padded else {})
-    scope.add(tile.StoreOp(value, frame.take(name), [frame.b, h, row0, scope.value(0)], [2, 3], limits))
+    scope.add(tile.StoreOp(value, frame.target(name), [frame.b, h, row0, scope.value(0)], [2, 3], limits))

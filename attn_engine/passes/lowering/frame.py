@@ -68,6 +68,12 @@ class Operands:
         rounds = tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
         self.tables: Tables | None = None
+        self.sources: dict[str, SSAValue] = {}
+        """Operands that were modified by kernels of their own, in the place of what the caller gave."""
+        self.targets: dict[str, SSAValue] = {}
+        """Gradients of such operands, before they are carried through their mods."""
+        self.apart: frozenset[Region] = frozenset()
+        """The regions that kernels of their own apply."""
         self.capture_names = [c.name_hint or f"capture{n}" for n, c in enumerate(op.captures)]
 
     def __getitem__(self, name: str) -> SSAValue:
@@ -122,6 +128,14 @@ class Frame:
 
     def take(self, name: str) -> SSAValue:
         return self.kernel.take(self.operands[name])
+
+    def target(self, name: str) -> SSAValue:
+        """Where a result of the kernel goes."""
+        return self.kernel.take(self.operands.targets.get(name) or self.operands[name])
+
+    def leads(self, name: str) -> bool:
+        """Whether a kernel has to find the gradient of an operand, for the caller or for a mod."""
+        return name in self.operands.targets or name in self.operands.plan.args
 
     @property
     def sq(self) -> SSAValue:
@@ -180,7 +194,7 @@ class Frame:
         if self.operands.descriptors:
             blocks = self.kernel.take(self.operands.described(name, rows, head.tile))
             return scope.add(LoadBlockOp(blocks, [self.b, h, row0, scope.value(0)]), f"{name}_tile").result
-        source = self.take(name)
+        source = self.kernel.take(self.operands.sources.get(name, self.operands[name]))
         limits = self.limits(limit)
         if head.padded:
             limits[1] = scope.value(head.size)
@@ -215,14 +229,14 @@ class Frame:
     ) -> SSAValue:
         """A loaded operand with the user's query_mod, key_mod or value_mod applied; padding stays 0."""
         block = present(region)
-        if block is None:
+        if block is None or region in self.operands.apart:
             return value
         rows = tile.shape_of(value)[0]
         # Channels and positions beyond the operand are computed, and thrown away: its tables are guarded.
         program = self.program(covered=False)
         element = cast(program, program.argument(Bound(value, (0, 1)), "x"), f32)
         index = self.channel_index(program, scope, h, row0, rows, head)
-        self._inside(program, index, limit, head)
+        self.inside(program, index, limit, head)
         result = program.where_visible(program.inline(block, [element, *index]).operands[0])
         wanted = cast(program, result, self.operands.element)
         return spread(scope, Partition(program, scope, (rows, head.tile), -1).run([wanted])[0], (rows, head.tile))
@@ -240,7 +254,8 @@ class Frame:
             program.index(Bound(channels, (1,)), "channel"),
         ]
 
-    def _inside(self, program: Program, index: list[SSAValue], limit: SSAValue, head: Head) -> None:
+    def inside(self, program: Program, index: list[SSAValue], limit: SSAValue, head: Head) -> None:
+        """Sets the program's visibility: rows before the limit, channels that are no padding."""
         inside = None if self.operands.whole else program.below(index[2], Bound(limit))
         if head.padded:
             size = program.add(arith.ConstantOp.from_int_and_width(head.size, 64), "size")

@@ -44,9 +44,9 @@ class KeyGradients:
         v = frame.rows(scope, "v", hk, n0, n, operands.vo, frame.skv)
         self.v = frame.modified(scope, v, op.value_mod, hk, n0, frame.skv, operands.vo)
         sums: list[SSAValue] = []
-        if op.dk is not None:
+        if frame.leads("dk"):
             sums.append(scope.splat([n, operands.qk.tile], 0.0, "dk"))
-        if op.dv is not None:
+        if frame.leads("dv"):
             sums.append(scope.splat([n, operands.vo.tile], 0.0, "dv"))
         group = kernel.take(operands.group)
         outer, body, member, inside = loop(scope, 0, group, 1, sums, "g")
@@ -54,7 +54,7 @@ class KeyGradients:
         frame.h = body.add(arith.AddiOp(h, member), "h").result
         close(body, self._head(body, inside))
         frame.h = hk
-        results = dict(zip([r for r, o in (("dk", op.dk), ("dv", op.dv)) if o is not None], outer.results, strict=True))
+        results = dict(zip([name for name in ("dk", "dv") if frame.leads(name)], outer.results, strict=True))
         self._store(scope, results, k, v)
 
     def _head(self, scope: Scope, sums: list[SSAValue]) -> list[SSAValue]:
@@ -88,13 +88,13 @@ class KeyGradients:
             )
             for c, old in zip(self.carried, inside, strict=False)
         ]
-        wanted += [cast(program, dx, operands.element)] if op.dk is not None else []
-        wanted += [cast(program, p, operands.element)] if op.dv is not None else []
+        wanted += [cast(program, dx, operands.element)] if frame.leads("dk") else []
+        wanted += [cast(program, p, operands.element)] if frame.leads("dv") else []
         program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
-        products = ([q] if op.dk is not None else []) + ([d_o] if op.dv is not None else [])
-        hints = ([("dk")] if op.dk is not None else []) + (["dv"] if op.dv is not None else [])
+        products = ([q] if frame.leads("dk") else []) + ([d_o] if frame.leads("dv") else [])
+        hints = ([("dk")] if frame.leads("dk") else []) + (["dv"] if frame.leads("dv") else [])
         for f, right, old, hint in zip(found[count:], products, inside[count:], hints, strict=True):
             new.append(frame.dot(scope, spread(scope, f, frame.shape), right, old, hint))
         return new

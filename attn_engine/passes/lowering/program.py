@@ -72,6 +72,10 @@ class Program:
     """Comparisons of an index with a size."""
     reduced: int | None = None
     """The axis that `attn.row_reduce` reduces, once known."""
+    rows: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    """Of a region's elements: the operand in memory, of which `attn.channel_at` reads other channels."""
+    row_index: Sequence[SSAValue] = ()
+    """Where in it the row is."""
     covered: bool = False
     """Captures are as long as the tensors wherever b, h, q or kv index them directly."""
     _direct: dict[SSAValue, Bound | None] = field(default_factory=dict[SSAValue, Bound | None])
@@ -168,6 +172,8 @@ class Program:
                 self._contribute(mapping[op.value], n, [mapping[i] for i in op.indices])
             elif isinstance(op, attn.RowReduceOp):
                 mapping[op.result] = self._reduce(op, mapping[op.value])
+            elif isinstance(op, attn.ChannelAtOp):
+                mapping[op.result] = self._other_channel(op, mapping[op.index])
             elif isinstance(op, arith.TruncIOp) and (source := _widened(mapping[op.input], op.result.type)) is not None:
                 mapping[op.result] = source
             else:
@@ -188,6 +194,12 @@ class Program:
         value = self.where_visible(value, IDENTITY[kind])
         reduced = self.add(attn.RowReduceOp(kind, value, op.ties.data if op.ties else None), op.result.name_hint)
         return reduced if factor is None else self.add(arith.MulfOp(reduced, factor), op.result.name_hint)
+
+    def _other_channel(self, op: attn.ChannelAtOp, channel: SSAValue) -> SSAValue:
+        """An element of the same row of an operand, read from memory."""
+        source = self.rows[op.value]
+        raw = self.add(tile.GatherOp(self._global(source), [*self.row_index, channel], self.visible), "partner")
+        return self._promote(raw, f32, "partner")
 
     def _without_positive(self, value: SSAValue) -> tuple[SSAValue, SSAValue | None]:
         """(x, r) for a value x * r with r known to be positive."""

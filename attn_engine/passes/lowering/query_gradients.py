@@ -48,10 +48,10 @@ class QueryGradients:
         self.rows = [frame.vector(scope, kernel.take(v), q0, m, frame.sq, v.name_hint or "row") for v in self.vectors]
         runs = list(spans(frame, scope, (q0, m), kernel.blocks.n, transposed=False))
         carried = [scope.splat([m], 0.0, "d") for _ in self.carried]
-        if self.op.dq is not None:
+        if frame.leads("dq"):
             carried.append(scope.splat([m, operands.qk.tile], 0.0, "dq"))
         final = over(scope, runs, kernel.blocks.n, carried, "n0", self._block)
-        if self.op.dq is not None:
+        if frame.leads("dq"):
             self._store(scope, final[-1], q, q0)
         for number, value in zip(self.carried, final, strict=False):
             self._flush(scope, number, value)
@@ -76,14 +76,14 @@ class QueryGradients:
             )
             for c, old in zip(self.carried, inside, strict=False)
         ]
-        if op.dq is not None:
+        if frame.leads("dq"):
             wanted.append(cast(program, dx, operands.element))
         wanted += [counted(frame, program, program.contributions[c].value, index[2], frame.sq) for c in self.scattered]
         found = frame.run(program, scope, wanted)
         for c, value in zip(self.scattered, found[len(found) - len(self.scattered) :], strict=True):
             flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[: len(self.carried)]]
-        if op.dq is not None:
+        if frame.leads("dq"):
             ds = spread(scope, found[len(self.carried)], frame.shape)
             new.append(frame.dot(scope, ds, k, inside[-1], "dq"))
         return new
@@ -135,15 +135,19 @@ def operand_gradient(
     head: Head,
     factor: SSAValue | None,
 ) -> SSAValue:
-    """factor * acc in the operands' type, carried through the derivative of the operand's mod."""
+    """factor * acc in the operands' type, carried through the derivative of the operand's mod.
+
+    Where a kernel of its own does that, it is left in f32 and as it is.
+    """
     program, shape = frame.program(covered=False), tile.shape_of(acc)
     value = program.argument(Bound(acc, (0, 1)), "g")
     if factor is not None:
         value = program.add(arith.MulfOp(value, program.argument(Bound(factor), "scale")), "g")
-    block = present(vjp)
+    apart = vjp in frame.operands.apart
+    block = None if apart else present(vjp)
     if block is not None:
         x = cast(program, program.argument(Bound(loaded, (0, 1)), "x"), f32)
         index = frame.channel_index(program, scope, h, row0, shape[0], head)
         value = program.inline(block, [value, x, *index]).operands[0]
-    result = cast(program, value, frame.operands.element)
+    result = value if apart else cast(program, value, frame.operands.element)
     return spread(scope, Partition(program, scope, shape, -1).run([result])[0], shape)

@@ -1,0 +1,231 @@
+"""Operands that are modified by kernels of their own: mods that read their row, and those whose captures get gradients.
+
+What a mod makes of queries, keys or values is written to a temporary, once, in front of the kernels that multiply;
+in a backward these leave the gradients of modified elements in temporaries too, and kernels behind them carry those
+through the mods. Other mods are applied where an operand is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import TensorType, f32
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
+from attn_engine.passes.lowering.gradients import flush, target_of
+from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, Plan
+from attn_engine.passes.lowering.program import Bound, Program
+
+MODS = {"q": "query", "k": "key", "v": "value"}
+INDICES = 4
+
+
+def reads_row(region: Region | None) -> bool:
+    """Whether the mod of an operand needs more of it than one element."""
+    block = present(region)
+    return block is not None and any(isinstance(o, attn.RowReduceOp | attn.ChannelAtOp) for o in block.ops)
+
+
+def accumulates(region: Region | None) -> bool:
+    block = present(region)
+    return block is not None and any(isinstance(o, attn.AccumulateGradOp) for o in block.ops)
+
+
+@dataclass
+class Mods:
+    """The kernels of one plan that modify operands, and those that carry gradients back."""
+
+    name: str
+    plan: Plan
+    operands: Operands
+    rows: int
+    kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
+
+    def _region(self, name: str, kind: str) -> Region | None:
+        return getattr(self.operands.op, f"{MODS[name]}_{kind}", None)
+
+    def _prepared(self) -> list[str]:
+        return [n for n in MODS if reads_row(self._region(n, "mod")) or accumulates(self._region(n, "vjp"))]
+
+    def before(self) -> None:
+        """Launches the kernels that modify operands; what multiplies them reads their results."""
+        operands = self.operands
+        for name in self._prepared():
+            region, vjp = self._region(name, "mod"), self._region(name, "vjp")
+            assert region is not None
+            target = self._temporary(name, operands.element, f"{name}_modified")
+            self._modify(name, region.block, target)
+            operands.sources[name] = target
+            operands.apart |= {region}
+            if vjp is not None and vjp.blocks:
+                operands.targets[f"d{name}"] = self._temporary(name, f32, f"d{name}_modified")
+                operands.apart |= {vjp}
+
+    def after(self) -> None:
+        """Launches the kernels that carry gradients through the mods."""
+        for name in MODS:
+            if f"d{name}" in self.operands.targets:
+                region = self._region(name, "vjp")
+                assert region is not None
+                self._carry(name, region.block)
+
+    # --- kernels
+
+    def _heads(self, name: str) -> SSAValue:
+        return self.operands.heads if name == "q" else self.operands.kv_heads
+
+    def _length(self, name: str) -> SSAValue:
+        return self.operands.sq if name == "q" else self.operands.skv
+
+    def _head(self, name: str) -> Head:
+        return self.operands.vo if name == "v" else self.operands.qk
+
+    def _temporary(self, name: str, element: Attribute, hint: str) -> SSAValue:
+        scope, head = self.plan.scope, self._head(name)
+        sizes = [self.operands.batch, self._heads(name), self._length(name), scope.value(head.size)]
+        return scope.add(tile.AllocOp(sizes, tile.GlobalType(4, element)), hint).result
+
+    def _begin(self, name: str, hint: str) -> _RowKernel:
+        kernel = Kernel(f"{self.name}_{hint}", self.plan, Blocks(self.rows, self._head(name).tile, 4, 1))
+        i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
+        frame = Frame(self.operands, kernel, 0, b, h, h)
+        row0 = kernel.scope.value(kernel.scope.times(i, self.rows, "row0"))
+        return _RowKernel(name, frame, row0, kernel.take(self._length(name)), self._head(name))
+
+    def _launch(self, name: str, kernel: Kernel) -> None:
+        blocks = self.operands.blocks(self._length(name), self.rows, f"{name}_blocks")
+        self.kernels.append(kernel.launch([blocks, self._heads(name), self.operands.batch]))
+
+    def _modify(self, name: str, block: Block, target: SSAValue) -> None:
+        own = self._begin(name, f"{name}_mod")
+        program = own.program([name])
+        own.store(program, own.inline(program, block), target)
+        self._launch(name, own.frame.kernel)
+
+    def _carry(self, name: str, block: Block) -> None:
+        own = self._begin(name, f"d{name}_mod")
+        program = own.program([f"d{name}", name])
+        result = own.inline(program, block)
+        if f"d{name}" in self.plan.args:
+            own.store(program, result, self.plan.args[f"d{name}"])
+        frame, scope = own.frame, own.frame.kernel.scope
+        for contribution in program.contributions:
+            (value,) = frame.run(program, scope, [contribution.value])
+            flush(frame, scope, target_of(frame, scope, program, contribution), value, frame.shape)
+        self._launch(name, frame.kernel)
+
+
+@dataclass
+class _RowKernel:
+    """A block of rows of one operand with all of its channels."""
+
+    name: str
+    frame: Frame
+    row0: SSAValue
+    limit: SSAValue
+    head: Head
+    index: list[SSAValue] = field(default_factory=list[SSAValue])
+    elements: list[SSAValue] = field(default_factory=list[SSAValue])
+    sources: list[SSAValue] = field(default_factory=list[SSAValue])
+
+    def program(self, names: Sequence[str]) -> Program:
+        """A program with an element of each of these, loaded from the operand or from a gradient."""
+        frame, scope = self.frame, self.frame.kernel.scope
+        program = frame.program(covered=False)
+        for name in names:
+            memory = frame.operands.targets.get(name, frame.operands.plan.args.get(name))
+            assert memory is not None
+            source = frame.kernel.take(memory)
+            limits = frame.limits(self.limit)
+            if self.head.padded:
+                limits[1] = scope.value(self.head.size)
+            type_ = TensorType(tile.element_of(source), frame.shape)
+            place = [frame.b, frame.h, self.row0, scope.value(0)]
+            loaded = scope.add(tile.LoadOp(source, place, [2, 3], type_, limits), f"{name}_tile").result
+            self.elements.append(cast(program, program.argument(Bound(loaded, (0, 1)), name), f32))
+            self.sources.append(source)
+        self.index = frame.channel_index(program, scope, frame.h, self.row0, frame.shape[0], self.head)
+        frame.inside(program, self.index, self.limit, self.head)
+        return program
+
+    def inline(self, program: Program, block: Block) -> SSAValue:
+        """What a region yields; other channels are read from memory."""
+        expanded = expand_channels(block)
+        program.rows = dict(zip(expanded.args, self.sources, strict=False))
+        program.row_index = self.index[:3]
+        return program.inline(expanded, [*self.elements, *self.index]).operands[0]
+
+    def store(self, program: Program, value: SSAValue, target: SSAValue) -> None:
+        frame, scope = self.frame, self.frame.kernel.scope
+        memory = frame.kernel.take(target)
+        (found,) = frame.run(program, scope, [cast(program, value, tile.element_of(memory))])
+        limits = frame.limits(self.limit) | ({1: scope.value(self.head.size)} if self.head.padded else {})
+        place = [frame.b, frame.h, self.row0, scope.value(0)]
+        scope.add(tile.StoreOp(spread(scope, found, frame.shape), memory, place, [2, 3], limits))
+
+
+# --- other channels ------------------------------------------------------------------------------
+
+
+def expand_channels(block: Block) -> Block:
+    """A region of an operand in which `attn.channel_at` reads elements only, never what was made of them.
+
+    A value at another channel is the code of that value once more, with the other channel in the place of its own.
+    """
+    return _Expansion(block).run()
+
+
+class _Expansion:
+    def __init__(self, block: Block):
+        self.old = block
+        self.new = Block(arg_types=[a.type for a in block.args])
+        self.known: dict[SSAValue, SSAValue] = dict(zip(block.args, self.new.args, strict=True))
+        for old, new in self.known.items():
+            new.name_hint = old.name_hint
+        elements = [a for a in block.args if a.type == f32]
+        self.channel = block.args[len(elements) + INDICES - 1]
+        self.moving: set[SSAValue] = {*elements, self.channel}
+        self.elsewhere: dict[tuple[SSAValue, SSAValue], SSAValue] = {}
+
+    def run(self) -> Block:
+        for op in self.old.ops:
+            if isinstance(op, attn.ChannelAtOp):
+                self.known[op.result] = self._at(op.value, self.known[op.index])
+            else:
+                self._copy(op, self.known)
+            if not isinstance(op, attn.RowReduceOp) and self.moving.intersection(op.operands):
+                self.moving.update(op.results)
+        return self.new
+
+    def _copy(self, op: Operation, known: dict[SSAValue, SSAValue]) -> Operation:
+        clone = op.clone(value_mapper=dict(known))
+        self.new.add_op(clone)
+        for old, new in zip(op.results, clone.results, strict=True):
+            new.name_hint = old.name_hint
+            known[old] = new
+        return clone
+
+    def _at(self, value: SSAValue, channel: SSAValue) -> SSAValue:
+        """The value of the old block at a channel of the new one."""
+        if value not in self.moving:
+            return self.known[value]
+        if value is self.channel:
+            return channel
+        key = (value, channel)
+        if key not in self.elsewhere:
+            self.elsewhere[key] = self._made(value, channel)
+        return self.elsewhere[key]
+
+    def _made(self, value: SSAValue, channel: SSAValue) -> SSAValue:
+        owner = value.owner
+        if isinstance(value, BlockArgument) or not isinstance(owner, Operation):
+            op = attn.ChannelAtOp(self.known[value], channel)
+            self.new.add_op(op)
+            return op.result
+        if isinstance(owner, attn.ChannelAtOp):
+            return self._at(owner.value, self._at(owner.index, channel))
+        moved = {operand: self._at(operand, channel) for operand in owner.operands}
+        return self._copy(owner, moved).results[0]
