@@ -180,7 +180,12 @@ class Frame:
     def run(self, program: Program, scope: Scope, wanted: Sequence[SSAValue]) -> list[Bound]:
         """Lowers a program over the score tile; `attn.row_reduce` in it runs over the keys."""
         program.fold_factors(self.kv_axis)
+        # Held by an op, so that what is replaced is replaced among the wanted values too.
+        end = attn.YieldOp(*wanted)
+        program.block.add_op(end)
         simplify_masked(program)
+        wanted = list(end.operands)
+        program.block.erase_op(end)
         return Partition(program, scope, self.shape, self.kv_axis).run(wanted)
 
     def limits(self, limit: SSAValue | None) -> dict[int, SSAValue]:
