@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
@@ -22,7 +23,7 @@ from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.runtime import inspect as runtime_inspect
 from attn_engine.runtime.inspect import View
 from tests.support.compare import check, plain, qkv
-from tests.support.hip import emulates, needs_clang, parse
+from tests.support.hip import emulates, needs_clang, needs_gfx950, parse
 
 EMULATED = "hip_emulated"
 SMALL = Schedule(
@@ -161,6 +162,17 @@ def test_compiles_without_spills(head_dim: int):
         assert kernel.shared <= 64 * 1024, name
         assert kernel.mfma > 0 or name == "backward_rows_kernel"
     assert source.count("attn::barrier();") == 3 * 4, "two in each of the two loops of three kernels"
+
+
+@needs_gfx950
+def test_deeper_instructions_where_the_device_has_them():
+    """The same text on a device with instructions of twice the depth: half as many of them."""
+    source = attn_engine.compile().source("hip", View(torch.bfloat16, 64, 64, False, False, "gfx950", "hip"))
+    old, new = (next(iter(inspect(source, arch).values())) for arch in ("gfx942", "gfx950"))
+    assert old.mfma == 2 * new.mfma == len(re.findall(r"v_mfma_f32_32x32x8_?bf16", old.machine))
+    assert len(re.findall(r"v_mfma_f32_32x32x16_bf16", new.machine)) == new.mfma
+    assert new.spills == 0
+    assert new.shared == old.shared
 
 
 def test_text_of_printed_ir_is_the_same():

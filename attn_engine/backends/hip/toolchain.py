@@ -10,9 +10,10 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from attn_engine.errors import BackendError, UnsupportedOpError
@@ -22,6 +23,7 @@ INCLUDE = _HERE / "include"
 EMULATION = _HERE / "emulation"
 _COMPILERS = ("clang++-19", "clang++-20", "clang++-21", "clang++")
 _COMMON = ("-std=c++17", "-fwrapv", "-Wall", "-Wextra", "-Wno-unused-variable", "-Wno-unused-parameter")
+_TARGET = "amdgcn-amd-amdhsa"
 _DEVICE = (*_COMMON, "-O3", "-x", "hip", "-nogpuinc", "-nogpulib", "-munsafe-fp-atomics")
 
 
@@ -65,11 +67,48 @@ def _write(source: str, directory: Path) -> Path:
     return path
 
 
+@cache
+def _knows(arch: str) -> bool:
+    """Whether the system's clang compiles for an architecture."""
+    cpus = subprocess.run([clang(), f"--target={_TARGET}", "--print-supported-cpus"], capture_output=True, text=True)
+    return re.search(rf"^\s*{re.escape(arch)}\b", cpus.stdout + cpus.stderr, re.MULTILINE) is not None
+
+
+def zig() -> str | None:
+    """The newer clang and lld of the wheel `ziglang`, for devices that the system's clang does not know."""
+    spec = find_spec("ziglang")
+    return str(Path(spec.origin).parent / "zig") if spec is not None and spec.origin is not None else None
+
+
+def has_compiler(arch: str) -> bool:
+    """Whether code objects for an architecture can be made here."""
+    return has_clang() and (_knows(arch) or zig() is not None)
+
+
 def compile_object(source: str, arch: str, directory: Path) -> Path:
-    """A code object for one architecture, `gfx90a` or `gfx942`."""
-    target = directory / f"kernels.{arch}.hsaco"
-    options = [f"--offload-arch={arch}", "--offload-device-only", "--no-gpu-bundle-output", f"-I{INCLUDE}"]
-    _run([clang(), *_DEVICE, *options, str(_write(source, directory)), "-o", str(target)])
+    """A code object for one architecture: `gfx90a`, `gfx942`, `gfx950`."""
+    target, text = directory / f"kernels.{arch}.hsaco", _write(source, directory)
+    device = [*_DEVICE, f"--offload-arch={arch}", "--offload-device-only", f"-I{INCLUDE}", str(text)]
+    if _knows(arch):
+        _run([clang(), *device, "--no-gpu-bundle-output", "-o", str(target)])
+        return target
+    newer = zig()
+    if newer is None:
+        raise BackendError(f"{clang()} does not know {arch}; pip install ziglang, which brings a newer one")
+    # One step after the other: its driver does not find its own linker.
+    assembly, relocatable = target.with_suffix(".s"), target.with_suffix(".o")
+    _run([newer, "clang", *device, "-S", "-o", str(assembly)])
+    _run([newer, "clang", f"--target={_TARGET}", f"-mcpu={arch}", "-c", str(assembly), "-o", str(relocatable)])
+    _run([newer, "ld.lld", "-shared", str(relocatable), "-o", str(target)])
+    return target
+
+
+def compile_assembly(source: str, arch: str, directory: Path) -> Path:
+    """What the compiler makes of a text before it is assembled."""
+    target, text = directory / f"kernels.{arch}.s", _write(source, directory)
+    compiler = [clang()] if _knows(arch) else [zig() or clang(), "clang"]
+    device = [*_DEVICE, f"--offload-arch={arch}", "--offload-device-only", "--no-gpu-bundle-output", f"-I{INCLUDE}"]
+    _run([*compiler, *device, "-S", str(text), "-o", str(target)])
     return target
 
 
@@ -117,7 +156,7 @@ class KernelObject:
     """Disassembly."""
 
 
-_SYMBOL = re.compile(r"^[0-9a-f]+ <(\w+)>:$", re.MULTILINE)
+_SYMBOL = re.compile(r"^(?:[0-9a-f]+ <(\w+)>:|(\w+):\s*; @\w+)$", re.MULTILINE)
 
 
 def inspect(source: str, arch: str) -> dict[str, KernelObject]:
@@ -125,7 +164,13 @@ def inspect(source: str, arch: str) -> dict[str, KernelObject]:
     with tempfile.TemporaryDirectory() as directory:
         path = compile_object(source, arch, Path(directory))
         notes = _run([_tool("llvm-readelf"), "--notes", str(path)])
-        machine = _bodies(_run([_tool("llvm-objdump"), "-d", str(path)]))
+        assembly = path.with_suffix(".s")
+        machine = _bodies(assembly.read_text() if assembly.exists() else _run([_tool("llvm-objdump"), "-d", str(path)]))
+    return read_notes(notes, machine)
+
+
+def read_notes(notes: str, machine: Mapping[str, str]) -> dict[str, KernelObject]:
+    """The needs of each kernel of a code object, from its notes and its code."""
     found: dict[str, KernelObject] = {}
     for entry in notes.split("- .agpr_count")[1:]:
         name = _field(entry, "name")
@@ -153,6 +198,8 @@ def _field(notes: str, name: str) -> str:
     return found.group(1)
 
 
-def _bodies(disassembly: str) -> dict[str, str]:
-    parts = _SYMBOL.split(disassembly)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+def _bodies(text: str) -> dict[str, str]:
+    """By kernel: its part of a disassembly, or of an assembly."""
+    marks = list(_SYMBOL.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    return {m.group(1) or m.group(2): text[m.end() : end] for m, end in zip(marks, ends, strict=True)}
