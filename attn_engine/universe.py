@@ -36,7 +36,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
     "tilelang-bounds": _lazy("backends.tilelang.legalize", "TilelangBoundsPass"),  # type: ignore[dict-item]
-    "tilelang-one-pipeline": _lazy("backends.tilelang.loops", "TilelangOnePipelinePass"),  # type: ignore[dict-item]
+    "tilelang-nest-scalars": _lazy("backends.tilelang.loops", "TilelangNestScalarsPass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "hip-transpose": _lazy("backends.hip.legalize", "HipTransposePass"),  # type: ignore[dict-item]
     "hip-choose-layouts": _lazy("backends.hip.layouts", "HipChooseLayoutsPass"),  # type: ignore[dict-item]

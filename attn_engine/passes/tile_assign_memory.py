@@ -129,7 +129,10 @@ def _reduce(memory: Memory, op: tile.ReduceOp) -> None:
 
 
 def _for(memory: Memory, op: scf.ForOp) -> None:
-    convert_for(memory, op, _convert, _number(memory.kernel, "num_stages", 1))
+    stages = _number(memory.kernel, "num_stages", 1)
+    if memory.pipelined is op:
+        memory.free.clear()  # its copies may run while the loops before it do
+    convert_for(memory, op, _convert, stages if memory.pipelined in (None, op) else 1)
 
 
 def _if(memory: Memory, op: scf.IfOp) -> None:
@@ -170,8 +173,14 @@ def _convert(memory: Memory, block: Block) -> None:
     memory.at = outer
 
 
-def _convert_kernel(kernel: tile.KernelOp, warp_size: int) -> None:
-    memory = Memory(kernel)
+def _last_with_loads(kernel: tile.KernelOp) -> scf.ForOp | None:
+    """The loop that reads blocks which need no mask, if there are any."""
+    loops = [o for o in kernel.walk() if isinstance(o, scf.ForOp)]
+    return next((o for o in reversed(loops) if any(isinstance(i, tile.LoadOp) for i in o.body.block.ops)), None)
+
+
+def _convert_kernel(kernel: tile.KernelOp, warp_size: int, one_pipeline: bool) -> None:
+    memory = Memory(kernel, pipelined=_last_with_loads(kernel) if one_pipeline else None)
     _convert(memory, kernel.body.block)
     for op in memory.dead:
         op.detach()
@@ -214,6 +223,9 @@ class TileAssignMemoryPass(ModulePass):
     warp_size: int = 32
     """Threads of one warp; `num_warps` of them make `threads`."""
 
+    one_pipeline: bool = False
+    """Gives stages only to the last loop of a kernel that loads: that over blocks which need no mask."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
-            _convert_kernel(kernel, self.warp_size)
+            _convert_kernel(kernel, self.warp_size, self.one_pipeline)

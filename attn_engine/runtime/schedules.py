@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -10,10 +11,11 @@ from xdsl.ir import SSAValue
 
 from attn_engine.arch import ARCHES, Arch, get_arch
 from attn_engine.dialects import attn, tile
+from attn_engine.errors import ScheduleError
 from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
-from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Length, Schedule
+from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Kind, Length, Schedule
 from attn_engine.runtime.devices import Target
 
 _LARGE, _SMALL = KernelSchedule(256, 256, 1, 1), KernelSchedule(64, 64, 1, 1)
@@ -44,7 +46,23 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, lengt
     arch = arch_for(target)
     heads = heads_of(module, length)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
-    return replace(schedule, forward=AsyncSchedule().forward(heads)) if target.backend == "gluon" else schedule
+    if target.backend == "gluon":
+        return replace(schedule, forward=AsyncSchedule().forward(heads))
+    return beside_loops(schedule, arch, heads) if target.backend == "tilelang" else schedule
+
+
+def beside_loops(schedule: Schedule, arch: Arch, heads: Heads) -> Schedule:
+    """No more stages than leave shared memory for the tiles of loops that have none, beside the one that has."""
+    kernels = {kind: getattr(schedule, kind.value) for kind in Kind}
+    return replace(schedule, **{kind.value: _beside_loops(k, kind, arch, heads) for kind, k in kernels.items()})
+
+
+def _beside_loops(kernel: KernelSchedule, kind: Kind, arch: Arch, heads: Heads) -> KernelSchedule:
+    for stages in range(kernel.num_stages, 1, -1):
+        with suppress(ScheduleError):
+            replace(kernel, num_stages=stages + 1).validate(kind, arch, heads)
+            return replace(kernel, num_stages=stages)
+    return replace(kernel, num_stages=1)
 
 
 def heads_of(module: ModuleOp, length: Length = Length.MEDIUM) -> Heads:

@@ -7,7 +7,12 @@ from attn_engine.backends.tilelang.emit import emit
 BACKEND = Backend(
     name="tilelang",
     level=Level.BUFFERED,
-    pipeline=('tile-expand-math{keep="math.erf"}', "tile-assign-memory", "tilelang-bounds"),
+    pipeline=(
+        'tile-expand-math{keep="math.erf"}',
+        "tile-assign-memory{one_pipeline=true}",  # TileLang pipelines one loop of a kernel, and refuses a second
+        "tilelang-bounds",
+        "tilelang-nest-scalars",
+    ),
     emit=emit,
     build=build,
     check=check,

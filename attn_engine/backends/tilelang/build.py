@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,17 +35,18 @@ def lower(source: str, arch: str) -> dict[str, str]:
     gpu = {"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch}
     target = language.target.Target(gpu)
 
-    def device_source(program: Any, tensors: int, pipelined: bool) -> str:
-        with target, language.transform.PassContext(opt_level=3):
-            return compiler.lower(program(*[True] * tensors, pipelined), target=target).kernel_source
+    def device_source(program: Any, tensors: int) -> str:
+        *deep, last = module.DEPTHS
+        for depth in deep:
+            with suppress(TypeError):  # as when a kernel is built for the device that is here
+                return lowered(program(*[True] * tensors, depth))
+        return lowered(program(*[True] * tensors, last))
 
-    texts: dict[str, str] = {}
-    for name, (program, tensors) in module.KERNELS.items():
-        try:
-            texts[name] = device_source(program, tensors, True)
-        except TypeError:  # as when a kernel is built for the device that is here
-            texts[name] = device_source(program, tensors, False)
-    return texts
+    def lowered(program: Any) -> str:
+        with target, language.transform.PassContext(opt_level=3):
+            return compiler.lower(program, target=target).kernel_source
+
+    return {name: device_source(*entry) for name, entry in module.KERNELS.items()}
 
 
 def build(source: str) -> Mapping[str, Plan]:

@@ -14,7 +14,7 @@ from attn_engine.backends.tilelang import types
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_types import BufferType
 
-_PYTHON = "T tilelang torch functools KERNELS COMPILE range"
+_PYTHON = "T tilelang torch contextlib functools KERNELS COMPILE FLAGS DEPTHS min range"
 # TVM prints names as they are: in C++ they must neither be keywords nor hide a type or a function of the headers.
 _CPP = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
 continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
@@ -39,7 +39,7 @@ class KernelPrinter:
         """Inside a map: the loop variable of each axis."""
         self.weights: dict[SSAValue, int] = {}
         """Of scalars: how many operations they stand for, once every name is replaced by its expression."""
-        self.pipelined = self.names.fresh("pipelined")
+        self.depth = self.names.fresh("depth")
         self.grid = [self.names.fresh(f"grid_{axis}") for axis in range(GRID_AXES)]
         self.program = [self.names.fresh(f"program_{axis}") for axis in range(GRID_AXES)]
         self.tensors = [a for a in kernel.body.block.args if isinstance(a.type, tile.GlobalType)]

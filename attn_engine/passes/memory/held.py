@@ -56,6 +56,8 @@ class Memory:
     """The buffers of a kernel under conversion. New ops go before `at`."""
 
     kernel: tile.KernelOp
+    pipelined: Operation | None = None
+    """The only loop that may have stages, where one alone may."""
     held: dict[SSAValue, Held] = field(default_factory=dict[SSAValue, Held])
     shared: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Of fragments that products read from shared memory: the copy there, by fragment."""
