@@ -46,9 +46,9 @@ class Kind:
     final: bool = False
 
     @property
-    def linear(self) -> bool:
-        """Whether chunks of tokens can be taken at once: the state is scaled, by rows, and added to."""
-        return not self.beta
+    def chunked(self) -> bool:
+        """Whether chunks of tokens can be taken at once: not the delta rule with a decay per channel."""
+        return not (self.beta and self.decay == "channel")
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,6 +123,8 @@ def default_schedule(
     schedule = Schedule(value_block=value_block, num_stages=_stages(arch, kind, value_block), tf32=tf32)
     if blocks and arch.copies_blocks and not kind.bounds:
         schedule = replace(schedule, descriptors=True, turned=value_block >= WARPGROUP_ROWS)
+    if kind.beta:
+        return schedule
     return replace(schedule, pieces=_pieces(arch, programs * -(-kind.value // value_block), tokens))
 
 

@@ -12,6 +12,8 @@ from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Plan, global_of
 from attn_engine.passes.lowering.recurrence.channels import ColumnsChunk, RowsChunk
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
+from attn_engine.passes.lowering.recurrence.delta_adjoint import DeltaAdjoint
+from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
@@ -75,14 +77,15 @@ class FunctionLowering:
                 raise RecurrenceFormError(
                     name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
                 )
-        chunked = op.beta is None
+        wide_delta = op.beta is not None and op.decay is not None and rank_of(op.decay) == 4
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
             TokenSteps(self.setting, op, o, final).run()
-        elif chunked:
-            self._run(op, dot=None, reverse=False, rows=None)
+        elif wide_delta or (op.beta is not None and self.setting.form.pieces > 1):
+            what = "the delta rule" + (" with a decay per channel" if wide_delta else " in pieces")
+            raise RecurrenceFormError(what, "chunked", "chunk=1 goes token by token")
         else:
-            raise RecurrenceFormError("the delta rule", "chunked", "chunk=1 goes token by token")
+            self._run(op, dot=None, reverse=False, rows=None)
 
     def _results(self, op: attn.RecurrenceOp | attn.SweepOp) -> tuple[SSAValue, SSAValue | None]:
         """Where o and the final state go; None for a final state that nobody asks for."""
@@ -108,10 +111,11 @@ class FunctionLowering:
     ) -> None:
         setting, name = self.setting, op.o.name_hint or "o"
         o, final = self._results(op)
+        strength = op.beta if isinstance(op, attn.RecurrenceOp) and op.beta is not None else op.weight
         sweep = Sweep(
             setting,
             Walk(
-                f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, op.weight, op.initial, op.bounds,
+                f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, strength, op.initial, op.bounds,
                 dot, reverse, o, final,
             ),
             _chunk_of(op),
@@ -141,7 +145,11 @@ class FunctionLowering:
         for target in (*main, optional[0]):
             if op.bounds is not None and target is not None:
                 self._clear(target)
-        DeltaBackward(setting, op, Results(*main, *optional)).run()
+        results = Results(*main, *optional)
+        if setting.form.chunk == 1 or (op.decay is not None and rank_of(op.decay) == 4):
+            DeltaBackward(setting, op, results).run()
+        else:
+            DeltaAdjoint(setting, op, results).run()
 
     def _clear(self, target: SSAValue) -> None:
         """Tokens past the last bound belong to no sequence: nobody else writes them."""
@@ -152,6 +160,8 @@ class FunctionLowering:
 
 def _chunk_of(op: attn.RecurrenceOp | attn.SweepOp) -> type[Chunk]:
     """How a sweep does a chunk: by where its decays are."""
+    if isinstance(op, attn.RecurrenceOp) and op.beta is not None:
+        return DeltaChunk
     if op.decay is None or rank_of(op.decay) == 3:
         return Chunk
     return ColumnsChunk if isinstance(op, attn.SweepOp) and op.columns is not None else RowsChunk

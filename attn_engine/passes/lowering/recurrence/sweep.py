@@ -29,6 +29,8 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.channels import Prepared
+    from attn_engine.passes.lowering.recurrence.delta_adjoint import Kept
+    from attn_engine.passes.lowering.recurrence.delta_chunks import Solved
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,17 @@ class Sweep:
         self.setting, self.walk, self.chunk = setting, walk, chunk or Chunk
         self.gates: SSAValue | None = None
         self.prepared: Prepared | None = None
+        self.solved: Solved | None = None
+        self.kept: Kept | None = None
         form = setting.form
         self.sizes = Sizes(setting, [walk.q, walk.k, walk.v], walk.bounds)
         self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
         values = channels_of(walk.v)
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
         self.state = State(self.key, self.value, form.turned and self.chunk.turns)
-        self.rows_read = self.chunk.prepare(self)
         self.element = tile.element_of(walk.v)
         self.precision = tile.Precision.TF32 if form.tf32 and self.element == f32 else tile.Precision.IEEE
+        self.rows_read = self.chunk.prepare(self)
 
     def run(self, rows: SSAValue | None) -> None:
         """`rows` [splits, B, H, T] get the sums of dot * o."""

@@ -65,6 +65,10 @@ class Terms:
         """a >= b of two indices."""
         return self.program.add(arith.CmpiOp(a, b, "sge"), "inside")
 
+    def after(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a > b of two indices."""
+        return self.program.add(arith.CmpiOp(a, b, "sgt"), "inside")
+
     def above(self, value: SSAValue, floor: float) -> SSAValue:
         limit = self.program.add(arith.ConstantOp(FloatAttr(floor, f32)), "floor")
         return self.program.add(arith.CmpfOp(value, limit, "ogt"), "above")

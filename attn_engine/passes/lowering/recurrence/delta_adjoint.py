@@ -1,0 +1,186 @@
+"""The gradients of the delta rule in chunks.
+
+With S the state before a chunk, D the gradient of the one after it, P the masked exp(G_i - G_j) (q_i k_j), and U, T,
+`reads` those of `delta_chunks`:
+
+```
+dU = scale P^T dO + exp(G_n - G) K D        D' = exp(G_n) D + scale (exp(G) Q)^T dO - reads^T dU
+```
+One sweep forward keeps S and U of every chunk, one backwards keeps D and dU, and then all chunks, side by side, do
+
+```
+dR = T^T dU      dV = beta dR      dP = scale dO U^T      dL = -dR U^T
+dQ = scale exp(G) dO S^T + (dP E) K
+dK = (dP E)^T Q + exp(G_n - G) U D^T - exp(G) dV S^T + A K + A^T K,     A = beta dL E below the diagonal
+```
+where E_ij = exp(G_i - G_j).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from xdsl.dialects import arith
+from xdsl.ir import SSAValue
+
+from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
+from attn_engine.passes.lowering.recurrence.delta import Results
+from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, fading, written
+from attn_engine.passes.lowering.recurrence.delta_tokens import ChunkGradients
+from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
+from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.recurrence.tiles import Tiles
+from attn_engine.passes.lowering.scope import Index, Scope
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the sweeps leave for all chunks: U and dU [B, H, T, V], S and D [B, H, slots, K, V]."""
+
+    u: SSAValue
+    d_u: SSAValue
+    before: SSAValue
+    after: SSAValue
+
+
+class DeltaAdjoint:
+    """The kernels of an `attn.delta_backward`."""
+
+    def __init__(self, setting: Setting, op: attn.DeltaBackwardOp, results: Results):
+        self.setting, self.op, self.results = setting, op, results
+
+    def run(self) -> None:
+        op, results = self.op, self.results
+        forward = Sweep(self.setting, self._walk(op.q, op.k, op.v, op.initial, False, None), KeepStates)
+        sizes, state = forward.sizes, forward.state
+        assert forward.solved is not None
+        forward.kept = kept = self._kept(sizes, state.key.tile, state.splits * state.value.tile, forward.element)
+        forward.run(None)
+        back = replace(
+            self._walk(op.k, op.q, op.d_o, op.d_final, True, results.d_initial), name=f"{self.setting.plan.name}_back"
+        )
+        backward = Sweep(self.setting, back, KeepGradients)
+        backward.rows_read, backward.solved, backward.kept = forward.rows_read, forward.solved, kept
+        backward.run(None)
+        ChunkGradients(self.setting, op, results, forward, kept).run()
+
+    def _walk(
+        self, q: SSAValue, k: SSAValue, v: SSAValue, initial: SSAValue | None, reverse: bool, final: SSAValue | None
+    ) -> Walk:
+        op, name = self.op, f"{self.setting.plan.name}_keep"
+        return Walk(
+            name, q, k, v, op.scale, op.decay, op.beta, initial, op.bounds, None, reverse, op.dv, final,
+        )  # fmt: skip
+
+    def _kept(self, sizes: Sizes, key: int, columns: int, element: object) -> Kept:
+        setting, scope = self.setting, self.setting.plan.scope
+        slots: Index = setting.blocks(sizes.tokens, setting.form.chunk, "slots")
+        if sizes.bounds is not None:
+            slots = scope.plus(slots, sizes.sequences, "slots")
+        leading: list[Index] = [sizes.batch, sizes.heads]
+        dtype = tile.element_of(self.op.v)
+        rows, states = [*leading, setting.whole(sizes), columns], [*leading, slots, key, columns]
+        u, d_u = (setting.temporary(rows, dtype, name) for name in ("u", "d_u"))
+        before, after = (setting.temporary(states, dtype, name) for name in ("before", "after"))
+        return Kept(u, d_u, before, after)
+
+
+def slot_of(view: View, scope: Scope, t0: SSAValue, chunk: int) -> SSAValue:
+    """Where the states of a chunk are: packed sequences have a slot more than they need."""
+    size = scope.value(chunk)
+    if view.sizes.bounds is None:
+        return scope.add(arith.DivSIOp(t0, size), "slot").result
+    begin = scope.value(view.begin)
+    first = scope.add(arith.DivSIOp(begin, size), "first").result
+    own = scope.add(arith.DivSIOp(scope.value(scope.minus(t0, begin, "inside")), size), "own").result
+    return scope.value(scope.plus(scope.plus(first, view.n, "first"), own, "slot"))
+
+
+class KeepStates(Chunk):
+    """A chunk of the sweep that keeps S and U."""
+
+    turns = False
+
+    @classmethod
+    def prepare(cls, sweep: Sweep) -> Rows:
+        setting, walk = sweep.setting, sweep.walk
+        rows = rows_of(setting, sweep.sizes, walk.decay, walk.weight)
+        sweep.solved = Solved(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows, keep=True)
+        return rows
+
+    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
+        sweep, view, scope, size = self.sweep, self.view, self.scope, self.size
+        assert sweep.solved is not None and sweep.kept is not None
+        self.sums = self.total = self.weight = None
+        if sweep.rows_read.sums is not None:
+            self._decays(view.kernel.take(sweep.rows_read.sums))
+        self.k = view.rows(scope, sweep.walk.k, self.t0, size, sweep.key, scope.value(0))
+        self.v = written(sweep, view, scope, sweep.solved, self.t0, inside[0])
+        view.store_own(scope, self.v, sweep.kept.u, self.t0, sweep.v0)
+        self._keep(inside[0], sweep.kept.before)
+        return [self._next(inside[0])]
+
+    def _keep(self, state: SSAValue, target: SSAValue) -> None:
+        sweep, view, scope = self.sweep, self.view, self.scope
+        rounded = Tiles(scope, sweep.precision).rounded(state, sweep.element)
+        index = [view.b, view.h, slot_of(view, scope, self.t0, self.size), scope.value(0), sweep.v0]
+        scope.add(tile.StoreOp(rounded, view.kernel.take(target), index, [3, 4]))
+
+    def _next(self, state: SSAValue) -> SSAValue:
+        """Unlike other sweeps this one has no scale."""
+        tiles = Tiles(self.scope, self.sweep.precision)
+        added = self.v
+        if self.sums is not None:
+            added = tiles.map(
+                self._values(), lambda t: t.mul(t.take(self.v, 0, 1), self._decayed(t, True)), self.sweep.element
+            )
+        return tiles.dot(tiles.turned(self.k), added, self._kept(state), "state")
+
+
+class KeepGradients(KeepStates):
+    """A chunk of the sweep backwards: q is k there, k is q, and v is dO."""
+
+    @classmethod
+    def prepare(cls, sweep: Sweep) -> Rows:
+        """All is there already."""
+        return Rows(None, None)
+
+    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
+        sweep, view, scope, size, zero = self.sweep, self.view, self.scope, self.size, self.scope.value(0)
+        assert sweep.solved is not None and sweep.kept is not None
+        tiles, walk, state = Tiles(scope, sweep.precision), sweep.walk, inside[0]
+        self.sums = self.total = self.weight = None
+        if sweep.rows_read.sums is not None:
+            self._decays(view.kernel.take(sweep.rows_read.sums))
+        k, q = (view.rows(scope, x, self.t0, size, sweep.key, zero) for x in (walk.q, walk.k))
+        d_o = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
+        self._keep(state, sweep.kept.after)
+        d_u = self._gradient_of_written(tiles, k, q, d_o, state)
+        view.store_own(scope, d_u, sweep.kept.d_u, self.t0, sweep.v0)
+        reads = view.own_rows(scope, sweep.solved.reads, self.t0, size, sweep.key.tile, zero, "reads")
+        read = tiles.map(self._values(), lambda t: self._read(t, d_o), sweep.element)
+        state = tiles.dot(tiles.turned(q), read, self._kept(state), "state")
+        lost = tiles.map(self._values(), lambda t: t.sub(t.real(0.0), t.take(d_u, 0, 1)), sweep.element)
+        return [tiles.dot(tiles.turned(reads), lost, state, "state")]
+
+    def _read(self, t: Terms, d_o: SSAValue) -> SSAValue:
+        """dO as the state before the chunk sees it."""
+        value = t.mul(t.take(d_o, 0, 1), t.take(self._scale()))
+        return value if self.sums is None else t.mul(value, self._decayed(t, False))
+
+    def _gradient_of_written(self, tiles: Tiles, k: SSAValue, q: SSAValue, d_o: SSAValue, state: SSAValue) -> SSAValue:
+        size, place, element = self.size, tiles.range(self.size), self.sweep.element
+        products = tiles.dot(k, tiles.turned(q), hint="p")
+
+        def weights(t: Terms) -> SSAValue:
+            value = t.mul(fading(t, self.sums, t.take(products, 0, 1), turned=True), t.take(self._scale()))
+            return t.where(t.not_before(t.take(place, 1), t.take(place, 0)), value)
+
+        d_u = tiles.dot(k, tiles.rounded(state, element), hint="d_u")
+        if self.sums is not None:
+            seen = d_u
+            d_u = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, True)))
+        d_u = tiles.dot(tiles.map([size, size], weights, element), d_o, d_u, "d_u")
+        return tiles.rounded(d_u, element)

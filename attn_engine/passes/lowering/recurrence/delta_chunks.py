@@ -1,0 +1,139 @@
+"""The delta rule in chunks.
+
+What the tokens of a chunk write, u_i = beta_i (v_i - exp(G_i) k_i S - sum_{j<i} exp(G_i - G_j) (k_i k_j) u_j) with S the
+state before the chunk, solves a triangular system: with L_ij = beta_i exp(G_i - G_j) k_i k_j for j < i and
+T = (I + L)^-1,
+
+```
+U = fixed - reads S,   fixed = T beta V,   reads = T beta exp(G) K,   o_i = exp(G_i) q_i S + sum_{j<=i} exp(G_i - G_j) (q_i k_j) u_j
+```
+T is made of the inverses of its diagonal blocks: of blocks of 2^l tokens those of twice the size, for
+(A 0; B C)^-1 = (A' 0; -C' B A' C'). No power of L is formed: those grow, and cancel, where keys are alike.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from xdsl.ir import SSAValue
+
+from attn_engine.dialects import tile
+from attn_engine.passes.lowering.recurrence.chunks import each_chunk
+from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
+from attn_engine.passes.lowering.recurrence.levels import differ_at, over_levels
+from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
+from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.recurrence.tiles import Tiles
+from attn_engine.passes.lowering.scope import Index, Scope
+
+
+class Solved:
+    """Of all chunks: `reads` [B, H, T, K], `fixed` [B, H, T, V] and, if `keep`, `inverse` [B, H, T, C]."""
+
+    def __init__(
+        self, setting: Setting, sizes: Sizes, state: State, k: SSAValue, v: SSAValue, rows: Rows, keep: bool = False
+    ):
+        self.setting, self.sizes, self.state, self.k, self.v, self.rows = setting, sizes, state, k, v, rows
+        self.element, self.chunk = tile.element_of(v), setting.form.chunk
+        leading: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
+        columns = state.splits * state.value.tile
+        self.reads = setting.temporary([*leading, state.key.tile], self.element, "reads")
+        self.fixed = setting.temporary([*leading, columns], self.element, "fixed")
+        self.inverse = setting.temporary([*leading, self.chunk], self.element, "inverse") if keep else None
+        each_chunk(setting, sizes, "solve", 4, [k, v], self._body)
+
+    def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
+        state, tiles, zero, chunk = self.state, Tiles(scope, tile.Precision.IEEE), scope.value(0), self.chunk
+        k = view.rows(scope, self.k, t0, chunk, state.key, zero)
+        sums, beta = (
+            None if x is None else view.vector(scope, view.kernel.take(x), t0, chunk, "row", view.sizes.bounds is None)
+            for x in (self.rows.sums, self.rows.weight)
+        )
+        assert beta is not None
+        inverse = self._inverse(scope, self._system(tiles, k, sums, beta))
+        if self.inverse is not None:
+            view.store_own(scope, tiles.rounded(inverse, self.element), self.inverse, t0, zero)
+
+        def factor(t: Terms, decayed: bool) -> SSAValue:
+            scaled = t.mul(t.take(inverse, 0, 1), t.take(beta, 1))
+            return scaled if sums is None or not decayed else t.mul(scaled, t.exp2(t.take(sums, 1)))
+
+        on_keys, on_values = (
+            tiles.map([chunk, chunk], lambda t, d=decayed: factor(t, d), self.element) for decayed in (True, False)
+        )
+        view.store_own(scope, tiles.rounded(tiles.dot(on_keys, k), self.element), self.reads, t0, zero)
+        for part in range(state.splits):
+            v0 = scope.value(part * state.value.tile)
+            v = view.rows(scope, self.v, t0, chunk, state.value, v0)
+            view.store_own(scope, tiles.rounded(tiles.dot(on_values, v), self.element), self.fixed, t0, v0)
+
+    def _system(self, tiles: Tiles, k: SSAValue, sums: SSAValue | None, beta: SSAValue) -> SSAValue:
+        """L."""
+        products, place = tiles.dot(k, tiles.turned(k)), tiles.range(self.chunk)
+
+        def code(t: Terms) -> SSAValue:
+            return t.where(
+                t.after(t.take(place, 0), t.take(place, 1)),
+                t.mul(fading(t, sums, t.take(products, 0, 1)), t.take(beta, 0)),
+            )
+
+        return tiles.map([self.chunk, self.chunk], code)
+
+    def _inverse(self, scope: Scope, system: SSAValue) -> SSAValue:
+        shape, place = [self.chunk, self.chunk], Tiles(scope, tile.Precision.IEEE).range(self.chunk)
+
+        def one(t: Terms) -> SSAValue:
+            return t.where(differ_at(t, t.take(place, 0), t.take(place, 1), None), t.real(1.0))
+
+        def step(inner: Scope, level: SSAValue, inverse: SSAValue) -> SSAValue:
+            exact = Tiles(inner, tile.Precision.TF32X3 if self.setting.form.descriptors else tile.Precision.IEEE)
+
+            def block(t: Terms) -> SSAValue:
+                inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)
+                return t.where(inside, t.sub(t.real(0.0), t.take(system, 0, 1)))
+
+            return exact.dot(exact.dot(inverse, exact.map(shape, block)), inverse, inverse, "inverse")
+
+        return over_levels(scope, self.chunk, Tiles(scope, tile.Precision.IEEE).map(shape, one), step)
+
+
+def fading(t: Terms, sums: SSAValue | None, product: SSAValue, turned: bool = False) -> SSAValue:
+    """A product of tokens i and j times exp(G_i - G_j); i are the rows, or with `turned` the columns."""
+    if sums is None:
+        return product
+    row, column = (1, 0) if turned else (0, 1)
+    exponent = t.at_most_zero(t.sub(t.take(sums, row), t.take(sums, column)))
+    return t.mul(product, t.exp2(exponent))
+
+
+class DeltaChunk(Chunk):
+    """A chunk whose values are what the delta rule writes."""
+
+    turns: ClassVar[bool] = False
+
+    @classmethod
+    def prepare(cls, sweep: Sweep) -> Rows:
+        setting, walk = sweep.setting, sweep.walk
+        rows = rows_of(setting, sweep.sizes, walk.decay, walk.weight)
+        sweep.solved = Solved(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows)
+        return Rows(rows.sums, None)
+
+    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
+        self.before = inside[0]
+        return super().run(inside)
+
+    def _operands(self) -> None:
+        sweep, view, scope, size = self.sweep, self.view, self.scope, self.size
+        assert sweep.solved is not None
+        self.k = view.rows(scope, sweep.walk.k, self.t0, size, sweep.key, scope.value(0))
+        self.v = written(self.sweep, self.view, scope, sweep.solved, self.t0, self.before)
+
+
+def written(sweep: Sweep, view: View, scope: Scope, solved: Solved, t0: SSAValue, state: SSAValue) -> SSAValue:
+    """U of a chunk, [C, columns of this program]."""
+    tiles, size, columns = Tiles(scope, sweep.precision), sweep.setting.form.chunk, sweep.value.tile
+    reads = view.own_rows(scope, solved.reads, t0, size, sweep.key.tile, scope.value(0), "reads")
+    fixed = view.own_rows(scope, solved.fixed, t0, size, columns, sweep.v0, "fixed")
+    read = tiles.dot(reads, tiles.rounded(state, sweep.element), hint="read")
+    return tiles.map([size, columns], lambda t: t.sub(t.take(fixed, 0, 1), t.take(read, 0, 1)), sweep.element)
