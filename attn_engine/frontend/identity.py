@@ -30,7 +30,14 @@ Key: TypeAlias = tuple[object, ...]
 _CONSTANT_MODULES = frozenset(
     {"torch", "math", "cmath", "operator", "_operator", "functools", "_functools", "builtins", "typing", "attn_engine"}
 )
-_WALKED = frozenset({"attn_engine.library", "attn_engine.runtime.block_mask", "torch.nn.attention.flex_attention"})
+_WALKED = frozenset(
+    {
+        "attn_engine.frontend.packed",
+        "attn_engine.library",
+        "attn_engine.runtime.block_mask",
+        "torch.nn.attention.flex_attention",
+    }
+)
 """Of those, modules whose functions hold what users gave them."""
 _REFLECTIVE = frozenset(
     {

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from attn_engine.backends.backend import get_backend
-from attn_engine.errors import AsyncUnsupportedError, UnsupportedOpError
+from attn_engine.errors import AsyncUnsupportedError, SequenceBoundsError, UnsupportedOpError
 from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key, identify
 from attn_engine.frontend.online_func import OnlineFunc
+from attn_engine.frontend.packed import Tokens, check_bounds, packed
 from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op
 from attn_engine.runtime.captures import CaptureRules, capture_rules
@@ -102,6 +103,8 @@ class Attention(Inspection):
         scale: float | None = None,
         return_lse: bool = False,
         custom: Mapping[str, Tensor] | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Any:
         """o [B, H, Sq, Dv] in the dtype of q; with `return_lse` (o, lse [B, H, Sq] float32).
 
@@ -109,11 +112,30 @@ class Attention(Inspection):
         float32, any strides. lse is the natural log-sum-exp of the visible scores. Differentiable with
         respect to q, k, v and captured float tensors, o and lse both.
 
+        With `cu_seqlens_q` (and `cu_seqlens_k`, if keys are packed in another way), int32 or int64 offsets [N + 1] on
+        the device of q, the N sequences of a batch of 1 stand one behind the other on the axis of positions: queries
+        see keys of their own sequence, and to every function b is the number of the sequence and positions count
+        from its start. Tokens past the last offset give 0 and get gradients 0.
+
         Raises:
             AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
         """
-        results = self.rows(q, k, v, scale=scale, return_lse=return_lse, custom=custom)
+        own = self if cu_seqlens_q is None else self._packed(q, k, cu_seqlens_q, cu_seqlens_k)
+        if cu_seqlens_q is None and cu_seqlens_k is not None:
+            raise SequenceBoundsError("cu_seqlens_k is given without cu_seqlens_q")
+        results = own.rows(q, k, v, scale=scale, return_lse=return_lse, custom=custom)
         return (results[0], results[1]) if return_lse else results[0]
+
+    def _packed(self, q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None) -> Attention:
+        """The same attention for packed sequences; it shares what is compiled."""
+        check_qkv(q, k, k)
+        keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+        for name, bounds in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", keys)):
+            check_bounds(name, bounds, q.shape[0], q.device)
+        if len(keys) != len(cu_seqlens_q):
+            raise SequenceBoundsError(f"there are {len(cu_seqlens_q)} offsets of queries and {len(keys)} of keys")
+        tokens = (Tokens.of(cu_seqlens_q, q.shape[2], 1), Tokens.of(keys, k.shape[2], 0))
+        return replace(self, definition=packed(self.definition, *tokens))
 
     @_NOT_COMPILED
     def rows(
@@ -247,7 +269,8 @@ def compile(
         score_mod: (score, b, h, q_idx, kv_idx) -> score; the score is scale * q.k.
         mask_mod: (b, h, q_idx, kv_idx) -> whether the key is visible.
         row: weights from a row of scores, as in `attn_engine.library`; softmax if absent.
-        query_mod, key_mod, value_mod: elementwise, (x) or (x, b, h, position, channel).
+        query_mod, key_mod, value_mod: (x) or (x, b, h, position, channel), elementwise; they may reduce over the
+            channels of the row, and read x[i] at another channel i.
         backend: by default triton on a GPU and cpu elsewhere.
     """
     return Attention(Definition(score_mod, mask_mod, row, query_mod, key_mod, value_mod), backend=backend)
@@ -264,15 +287,18 @@ def attention(
     row: UserFunction | OnlineFunc | None = None,
     scale: float | None = None,
     return_lse: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     backend: str | None = None,
 ) -> Any:
     """o = row(score_mod(scale * q k^T), over the keys that mask_mod shows) v, in one call.
 
-    Shapes, dtypes, results and errors as in `Attention.__call__`; functions as in `compile`. `scale` is
+    Shapes, dtypes, packed sequences, results and errors as in `Attention.__call__`; functions as in `compile`. `scale` is
     1 / sqrt(head dim) by default. What was compiled is found again by what the functions are.
     """
     definition = Definition(score_mod, mask_mod, row)
-    return shared_attention(definition, backend)(q, k, v, scale=scale, return_lse=return_lse)
+    shared = shared_attention(definition, backend)
+    return shared(q, k, v, scale=scale, return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
 _SHARED: dict[object, Memory] = {}

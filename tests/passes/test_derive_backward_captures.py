@@ -129,10 +129,14 @@ def test_subsets(wrt: list[str | int]) -> None:
     assert len(written) == sum(isinstance(w, int) for w in wrt)
 
 
-def test_unsupported() -> None:
+@pytest.mark.parametrize("wrt", [["q", "v", 0], [0]])
+def test_captures_of_mods(wrt: list[str | int]) -> None:
+    q, k, v = inputs()
     module = attention(plain, value_mod=lambda x, at: x * at.c[0][at.h], captures=[1])
-    with pytest.raises(UnsupportedGradientError, match="value_mod"):
-        derive(module, ["v", 0])
+    check_gradients(module, (q, k, v), [torch.rand(k.shape[1], dtype=torch.float64) + 0.5], wrt)
+
+
+def test_unsupported() -> None:
     module = attention(plain, lambda x, at: x + at.c[0][at.h].real(), captures=[1], integers=[0])
     with pytest.raises(UnsupportedGradientError, match="capture 0"):
         derive(module, [0])

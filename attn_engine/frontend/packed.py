@@ -1,0 +1,111 @@
+"""Sequences packed one behind the other: the same functions, for the sequence and the place that a token has in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_engine.errors import SequenceBoundsError
+from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.trace import choose_arity
+
+Function = Callable[..., Any]
+INTEGERS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Of each token on one side the number of its sequence, and its place in it; past the end no number is real."""
+
+    sequence: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, bounds: Tensor, count: int, past: int) -> Tokens:
+        """From offsets [N + 1]; tokens behind the last sequence have the number N + `past`. Nothing is copied to the host."""
+        token = torch.arange(count, device=bounds.device, dtype=bounds.dtype)
+        sequences = bounds.numel() - 1
+        found = torch.searchsorted(bounds, token, right=True) - 1
+        inside = (found >= 0) & (found < sequences)
+        place = torch.where(inside, token - bounds[found.clamp(0, sequences)], 0)
+        return cls(torch.where(inside, found, sequences + past).to(torch.int32), place.to(torch.int32))
+
+
+def check_bounds(name: str, bounds: Tensor, batch: int, device: torch.device) -> None:
+    """Offsets of one side; their values stay on the device and are not looked at."""
+    if bounds.ndim != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
+        raise SequenceBoundsError(f"{name} is {bounds.dtype} of shape {tuple(bounds.shape)}")
+    if batch != 1:
+        raise SequenceBoundsError(f"the batch size is {batch}, not 1")
+    if bounds.device != device:
+        raise SequenceBoundsError(f"{name} is on {bounds.device}, the operands are on {device}")
+
+
+def packed(definition: Definition, queries: Tokens, keys: Tokens) -> Definition:
+    """The definition for packed tokens: b is the number of a sequence, positions count from its start."""
+    return replace(
+        definition,
+        score_mod=None if definition.score_mod is None else _score(definition.score_mod, queries, keys),
+        mask_mod=_mask(definition.mask_mod, queries, keys),
+        row=_row(definition.row, queries) if callable(definition.row) else definition.row,
+        query_mod=_element("query_mod", definition.query_mod, queries),
+        key_mod=_element("key_mod", definition.key_mod, keys),
+        value_mod=_element("value_mod", definition.value_mod, keys),
+    )
+
+
+def _mask(function: Function | None, queries: Tokens, keys: Tokens) -> Function:
+    q_sequence, q_place, kv_sequence, kv_place = queries.sequence, queries.place, keys.sequence, keys.place
+
+    def same_sequence(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_sequence[q_idx] == kv_sequence[kv_idx]
+
+    if function is None:
+        return same_sequence
+    visible = function
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        inside = visible(q_sequence[q_idx], h, q_place[q_idx], kv_place[kv_idx])
+        return (q_sequence[q_idx] == kv_sequence[kv_idx]) & inside
+
+    return mask
+
+
+def _score(function: Function, queries: Tokens, keys: Tokens) -> Function:
+    q_sequence, q_place, kv_place = queries.sequence, queries.place, keys.place
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return function(s, q_sequence[q_idx], h, q_place[q_idx], kv_place[kv_idx])
+
+    return score
+
+
+def _row(function: Function, queries: Tokens) -> Function:
+    """A row function that looks at no index stays as it is."""
+    arity = choose_arity(function, "row", (1, 4, 5), "row(s) or row(s, b, h, q_idx)")
+    if arity == 1:
+        return function
+    q_sequence, q_place = queries.sequence, queries.place
+
+    def row(s: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        return function(s, q_sequence[q_idx], h, q_place[q_idx])
+
+    return row
+
+
+def _element(name: str, function: Function | None, tokens: Tokens) -> Function | None:
+    if function is None:
+        return None
+    arity = choose_arity(function, name, (1, 5), f"{name}(x) or {name}(x, b, h, pos, channel)")
+    if arity == 1:
+        return function
+    sequence, place = tokens.sequence, tokens.place
+
+    def element(x: Any, b: Any, h: Any, pos: Any, channel: Any) -> Any:
+        return function(x, sequence[pos], h, place[pos], channel)
+
+    return element
