@@ -37,7 +37,10 @@ ATTN_DEVICE int program() {
 
 ATTN_DEVICE void barrier() { emulation::here().wait(emulation::State::at_barrier, "a barrier"); }
 
-ATTN_DEVICE int opaque(int x) { return x; }
+template <class T>
+ATTN_DEVICE T opaque(T x) {
+  return x;
+}
 
 ATTN_DEVICE void expect(bool holds, const char *otherwise) {
   if (!holds) emulation::here().fail(otherwise);

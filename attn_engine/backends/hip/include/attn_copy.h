@@ -180,24 +180,29 @@ ATTN_DEVICE void copy_out_vectors(const S &from, const W &to) {
 template <int THREADS, class W, class T, int H, int WIDTH, class PLACE>
 ATTN_DEVICE void copy_in(const W &from, Shared<T, H, WIDTH, PLACE> &to) {
   using S = Shared<T, H, WIDTH, PLACE>;
-  if (from.together()) detail::copy_in_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
+  if (__builtin_expect(from.together(), true)) detail::copy_in_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
   else detail::copy_in_vectors<THREADS, 1>(from, to);
 }
 template <int THREADS, class T, int H, int WIDTH, class PLACE, class W>
 ATTN_DEVICE void copy_out(const Shared<T, H, WIDTH, PLACE> &from, const W &to) {
   using S = Shared<T, H, WIDTH, PLACE>;
-  if (to.together()) detail::copy_out_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
+  if (__builtin_expect(to.together(), true)) detail::copy_out_vectors<THREADS, detail::copy_length<S, W::unit>()>(from, to);
   else detail::copy_out_vectors<THREADS, 1>(from, to);
 }
 
-// A tile on its way from memory to LDS: each thread holds the vectors along UNIT that it copies, as words.
+// A tile on its way from memory to LDS: each thread holds the vectors along UNIT that it copies, as words. Where rows of
+// LDS lie across them, a thread takes `side` vectors side by side, so that it writes as many neighbours of a row at once.
 template <class T, int H, int W, int UNIT, int THREADS>
 struct Staged {
   using Held = typename detail::Stored<T>::type;
   static constexpr int rank = 2;
   static constexpr int size(int axis) { return axis == 0 ? H : W; }
-  static constexpr int length = detail::copy_length(sizeof(Held), size(UNIT)), units = H * W / length;
-  static constexpr int vectors = (units + THREADS - 1) / THREADS, count = vectors * length;
+  static constexpr int length = detail::copy_length(sizeof(Held), size(UNIT)), lines = size(1 - UNIT);
+  static constexpr int vectors = (H * W / length + THREADS - 1) / THREADS, count = vectors * length;
+  static constexpr int widest = detail::copy_length(sizeof(Held), lines);
+  static constexpr int side = UNIT == 1 || vectors % 2 ? 1 : widest < vectors ? widest : vectors;
+  static constexpr int groups = H * W / length / side;
+  static_assert((side & (side - 1)) == 0 && vectors % side == 0, "vectors side by side do not divide into writes");
   static constexpr int words = length * int(sizeof(Held)) / 4;
   using Words = VectorOf<unsigned, words>;
 
@@ -210,33 +215,55 @@ struct Staged {
     values[i % length] = store_lane(value);
     set_vector(i / length, values);
   }
+
+  // The first vector of each of this thread's groups, and where it begins.
+  template <class F>
+  ATTN_DEVICE static void for_groups(F visit) {
+    constexpr int across = lines / side, per_line = size(UNIT) / length;
+    ATTN_UNROLL for (int i = 0; i < vectors / side; ++i) {
+      const int group = i * THREADS + thread();
+      if (groups % THREADS && group >= groups) return;
+      const int line = UNIT == 1 ? group / per_line : group % across * side;
+      const int along = (UNIT == 1 ? group % per_line : group / across) * length;
+      visit(i * side, UNIT == 0 ? along : line, UNIT == 0 ? line : along);
+    }
+  }
 };
 
-// `copy_in` and `copy` share the vectors in the same way.
 template <int THREADS, class W, class T, int H, int WIDTH, int UNIT>
 ATTN_DEVICE void copy_in(const W &from, Staged<T, H, WIDTH, UNIT, THREADS> &to) {
   using S = Staged<T, H, WIDTH, UNIT, THREADS>;
   static_assert(W::unit == UNIT, "staged along another axis than memory is read");
-  int vector = 0;
-  if (from.together()) {
-    detail::for_vectors<THREADS, UNIT, S::length, S>([&](int row, int column) {
-      to.set_vector(vector++, from.template read<UNIT, S::length, true>(row, column));
+  if (__builtin_expect(from.together(), true)) {
+    S::for_groups([&](int first, int row, int column) {
+      ATTN_UNROLL for (int i = 0; i < S::side; ++i)
+          to.set_vector(first + i, from.template read<UNIT, S::length, true>(row, column + i * (1 - UNIT)));
     });
-  } else {
-    // One vector after the other, and packed at once; their many addresses are not kept: registers are for others.
-    detail::for_vectors<THREADS, UNIT, S::length, S>([&](int row, int column) {
-      to.set_vector(vector, from.template read<UNIT, S::length, false>(opaque(row), opaque(column)));
-      ATTN_UNROLL for (int w = 0; w < S::words; ++w) to.data[vector][w] = opaque(to.data[vector][w]);
-      ++vector;
-    });
+    return;
   }
+  // One vector after the other, and packed at once; their many addresses are not kept: registers are for others.
+  S::for_groups([&](int first, int row, int column) {
+    ATTN_UNROLL for (int i = 0; i < S::side; ++i) {
+      const int r = opaque(row), c = opaque(column) + i * (1 - UNIT);
+      to.set_vector(first + i, from.template read<UNIT, S::length, false>(r, c));
+      ATTN_UNROLL for (int w = 0; w < S::words; ++w) to.data[first + i][w] = opaque(to.data[first + i][w]);
+    }
+  });
 }
 template <int THREADS, class T, int H, int WIDTH, int UNIT, class PLACE>
 ATTN_DEVICE void copy(const Staged<T, H, WIDTH, UNIT, THREADS> &from, Shared<T, H, WIDTH, PLACE> &to) {
   using S = Staged<T, H, WIDTH, UNIT, THREADS>;
-  int vector = 0;
-  detail::for_vectors<THREADS, UNIT, S::length, S>(
-      [&](int row, int column) { to.template write<UNIT, S::length>(row, column, from.get_vector(vector++)); });
+  S::for_groups([&](int first, int row, int column) {
+    if constexpr (S::side == 1) {
+      to.template write<UNIT, S::length>(row, column, from.get_vector(first));
+    } else {
+      ATTN_UNROLL for (int e = 0; e < S::length; ++e) {
+        Vec<T, S::side> values;
+        ATTN_UNROLL for (int i = 0; i < S::side; ++i) values[i] = from.get_vector(first + i)[e];
+        to.template write<1, S::side>(row + e, column, values);
+      }
+    }
+  });
 }
 
 // A fragment's lanes copy their own runs; where those lie apart, or the other way round, one element at a time.
@@ -244,7 +271,7 @@ template <int THREADS, class W, class T, int H, int WIDTH, class L>
 ATTN_DEVICE void copy_in(const W &from, Fragment<T, H, WIDTH, L> &to) {
   constexpr int along = 1 - L::lane_axis, n = L::run;
   const auto at = to.place();
-  if (W::unit == along && from.together()) {
+  if (__builtin_expect(W::unit == along && from.together(), true)) {
     ATTN_UNROLL for (int i = 0; i < to.count; i += n)
         to.template set_run<n>(i, from.template read<along, n, true>(at.index(0, i), at.index(1, i)));
   } else {
@@ -257,7 +284,7 @@ ATTN_DEVICE void copy_out(const Fragment<T, H, WIDTH, L> &from, const W &to) {
   constexpr int along = 1 - L::lane_axis, n = L::run;
   if (!from.owner()) return;
   const auto at = from.place();
-  if (W::unit == along && to.together()) {
+  if (__builtin_expect(W::unit == along && to.together(), true)) {
     ATTN_UNROLL for (int i = 0; i < from.count; i += n)
         to.template write<along, n, true>(at.index(0, i), at.index(1, i), from.template get_run<n>(i));
   } else {

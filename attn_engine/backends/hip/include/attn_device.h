@@ -59,7 +59,8 @@ ATTN_DEVICE void barrier() {
 
 // The same number, of which the compiler knows nothing: what is computed from it in a loop stays there, and takes no
 // register outside.
-ATTN_DEVICE int opaque(int x) {
+template <class T>
+ATTN_DEVICE T opaque(T x) {
   asm volatile("" : "+v"(x));
   return x;
 }
