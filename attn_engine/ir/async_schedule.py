@@ -12,6 +12,8 @@ WARPGROUP_ROWS = 64
 WARPGROUP_THREADS = 128
 _WARPS = 4
 _WIDE = 128
+_REGISTERS = {1: 240, 2: 240, 3: 160}
+_MOST_CONSUMERS = max(_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,16 @@ class AsyncSchedule:
     """Keys of a block; fewer where heads of more than 128 channels leave less shared memory."""
     stages: int = 2
     """Blocks of keys, and of values, that a ring holds."""
+    table_stages: int = 1
+    """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
     """Warpgroups that compute, 64 queries each."""
     consumer_registers: int = 240
+    """Of two consumers."""
     producer_registers: int = 24
     other_registers: int = 40
+    """Of a consumer's, those that hold no block if its queries are in registers too."""
+    least_other_registers: int = 24
     """Of a consumer's, those that hold no block: with fewer the assembler serialises products."""
     l2_bytes: int = 8 * _MIB
     """Keys and values of the heads that run at the same time."""
@@ -41,10 +48,21 @@ class AsyncSchedule:
         return WARPGROUP_ROWS * self.consumers
 
     @staticmethod
-    def registers(keys: int, channels: int, columns: int) -> int:
-        """Of a consumer's thread: scores and output in f32, queries and weights in 16 bits."""
+    def registers_of(consumers: int) -> int:
+        """Of a thread of a consumer: what a multiprocessor has, shared among the consumers, up to what code can name."""
+        return _REGISTERS.get(consumers, _REGISTERS[_MOST_CONSUMERS])
+
+    @staticmethod
+    def needed(keys: int, channels: int, columns: int) -> int:
+        """Of a consumer's thread: scores and output in f32, weights in 16 bits; `channels` of queries, or 0, in 16 bits."""
         words = 2 * (keys + columns) + channels + keys  # halves of a row's registers
         return words * WARPGROUP_ROWS // (2 * WARPGROUP_THREADS)
+
+    @classmethod
+    def fits(cls, consumers: int, keys: int, channels: int, columns: int) -> bool:
+        """Whether a consumer's registers hold what a step needs and leave those that hold no block."""
+        spare = cls.other_registers if channels else cls.least_other_registers
+        return cls.needed(keys, channels, columns) + spare <= cls.registers_of(consumers)
 
     def forward(self, heads: Heads) -> KernelSchedule:
         """Blocks, warps and stages of the forward at the value level, for the passes to start from."""

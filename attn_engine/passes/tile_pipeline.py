@@ -28,9 +28,10 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import After, Before, Signature, extend_for, extend_while, yield_more, yields
-from attn_engine.passes.hopper.form import dots, find_plan, is_zero, signature_of, step_of
+from attn_engine.passes.hopper.form import Step, dots, find_plan, is_zero, signature_of, step_of, tables_of
 
 _LARGEST_N = 256
+_WARPS = 4
 
 
 @dataclass
@@ -41,6 +42,11 @@ class _Ring:
     ring: SSAValue
     full: SSAValue
     descriptor: SSAValue
+
+    @property
+    def stages(self) -> int:
+        assert isinstance(self.ring.type, BufferType)
+        return self.ring.type.get_shape()[0]
 
     def load(self, scope: Before, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
         """Copies what `load` loads into a stage and waits for it; the slot."""
@@ -55,9 +61,12 @@ class _Ring:
 class _Pipeline:
     """One persistent kernel under conversion."""
 
-    def __init__(self, signature: Signature, loop: scf.WhileOp, stages: int | None):
-        self.signature, self.loop = signature, loop
-        self.stages = stages or _attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
+    def __init__(self, signature: Signature, loop: scf.WhileOp, options: TilePipelinePass):
+        self.signature, self.loop, self.queries = signature, loop, options.queries
+        self.slot: SSAValue | None = None
+        """Of the queries, if products read them from shared memory."""
+        self.table_stages = options.table_stages
+        self.stages = options.stages or _attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
         self.warps = _attribute(signature.kernel, "num_warps", 4)
         first = signature.kernel.body.block.first_op
         assert first is not None
@@ -70,11 +79,14 @@ class _Pipeline:
         step = step_of(block)
         self.q = self._ring("q", q, 1)
         self.k, self.v = self._ring("k", step.k, self.stages), self._ring("v", step.v, self.stages)
+        self.tables = {_key(load): self._ring("table", load, self.table_stages) for load in tables_of(block, step)}
         self.loop, (count, tiles) = extend_while(self.loop, [self.zero, self.zero], ["count", "tiles_done"])
         block = self.loop.after_region.block
-        self._load_query(q, tiles)
+        self._load_query(q, tiles, self._in_registers(q, step))
         self._store_output(store)
         count = self._steps(block, count)
+        if self.slot is not None:
+            Rewriter.erase_op(q)
         scope = Before(yields(block))
         more = scope.add(arith.AddiOp(tiles, scope.value(1)), "tiles_done").result
         yield_more(block, [count, more])
@@ -92,11 +104,24 @@ class _Pipeline:
         described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(source), [1, 1, *shape]))
         return self.signature.add(described.result, f"{name}_copies")
 
-    def _load_query(self, load: tile.LoadOp, tiles: SSAValue) -> None:
-        """Through shared memory to registers; the fence lets the next tile's copy follow the read."""
+    def _in_registers(self, load: tile.LoadOp, step: Step) -> bool:
+        """Whether queries stay in registers: they must where they are modified, and do where all blocks fit."""
+        if any(not isinstance(use.operation, tile.DotOp) for use in load.result.uses):
+            return True
+        (keys, channels), (_, columns) = tile.shape_of(step.k.result), tile.shape_of(step.v.result)
+        if self.tables:
+            return False
+        fits = AsyncSchedule.fits(self.warps // _WARPS, keys, channels, columns)
+        return fits if self.queries is None else self.queries == "registers"
+
+    def _load_query(self, load: tile.LoadOp, tiles: SSAValue, in_registers: bool) -> None:
+        """Through shared memory, to registers or not; the fence lets the next tile's copy follow the read."""
         scope = Before(load)
         parity = scope.add(arith.AndIOp(tiles, scope.value(1)), "tile_parity").result
         slot = self.q.load(scope, load, scope.value(0), parity)
+        if not in_registers:
+            self.slot = slot
+            return
         read = scope.add(ReadOp(slot), load.result.name_hint or "q").result
         scope.add(ProxyFenceOp())
         load.result.replace_all_uses_with(read)
@@ -128,11 +153,10 @@ class _Pipeline:
 
     def _step(self, block: Block, count: SSAValue) -> SSAValue:
         step = step_of(block)
+        for table in tables_of(block, step):
+            self._load_table(table, count)
         scope = Before(step.scores)
-        stages, one = scope.value(self.stages), scope.value(1)
-        stage = scope.add(arith.RemSIOp(count, stages), "stage").result
-        round_ = scope.add(arith.DivSIOp(count, stages), "round").result
-        parity = scope.add(arith.AndIOp(round_, one), "parity").result
+        stage, parity = _place(scope, count, self.stages)
         k = self.k.load(scope, step.k, stage, parity)
         turned = scope.add(TransposedSlotOp(k), "k_turned").result
         self._product(step.scores, turned)
@@ -140,19 +164,51 @@ class _Pipeline:
         self._product(step.output, self.v.load(scope, step.v, stage, parity))
         for op in (step.k, step.v):
             _erase_load(op)
-        return After(_last_wait(block)).add(arith.AddiOp(count, one), "count").result
+        after = After(_last_wait(block))
+        return after.add(arith.AddiOp(count, after.value(1)), "count").result
+
+    def _load_table(self, load: tile.LoadOp, count: SSAValue) -> None:
+        """Through shared memory to registers, where the scores meet it; the fence lets the next copy follow the read."""
+        ring = self.tables[_key(load)]
+        block = load.parent
+        assert block is not None
+        scope = Before(next(op for op in block.ops if load.result in op.operands))
+        stage, parity = _place(scope, count, ring.stages)
+        read = scope.add(ReadOp(ring.load(scope, load, stage, parity)), load.result.name_hint or "table").result
+        scope.add(ProxyFenceOp())
+        load.result.replace_all_uses_with(read)
+        Rewriter.erase_op(load)
 
     def _product(self, dot: tile.DotOp, b: SSAValue) -> None:
         """A product, started and waited for at once."""
         scope = Before(dot)
         columns = tile.shape_of(dot.result)[1]
         layout = MmaLayoutAttr(self.warps, 1, min(columns, _LARGEST_N))
-        a = dot.a if isinstance(dot.a.owner, ReadOp) else scope.add(DotOperandOp(dot.a, layout), "operand").result
+        a = self._operand(scope, dot, layout)
         acc = None if is_zero(dot.acc) and isinstance(b.owner, TransposedSlotOp) else dot.acc
         pending = scope.add(AsyncDotOp(a, b, acc, layout), "pending")
         value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
         dot.result.replace_all_uses_with(value)
         Rewriter.erase_op(dot)
+
+    def _operand(self, scope: Before, dot: tile.DotOp, layout: MmaLayoutAttr) -> SSAValue:
+        """The first operand of a product: a slot, what was read from one, or a tile moved to where products want it."""
+        if self.slot is not None and isinstance(dot.a.owner, tile.LoadOp):
+            return self.slot
+        return dot.a if isinstance(dot.a.owner, ReadOp) else scope.add(DotOperandOp(dot.a, layout), "operand").result
+
+
+def _place(scope: Before, count: SSAValue, stages: int) -> tuple[SSAValue, SSAValue]:
+    """The slot of a block of that number in a ring, and the parity of its phase."""
+    size = scope.value(stages)
+    stage = scope.add(arith.RemSIOp(count, size), "stage").result
+    round_ = scope.add(arith.DivSIOp(count, size), "round").result
+    return stage, scope.add(arith.AndIOp(round_, scope.value(1)), "parity").result
+
+
+def _key(load: tile.LoadOp) -> tuple[SSAValue, ...]:
+    """What steps that load the same table have in common: all but the first key."""
+    return (load.source, *load.indices[:-1])
 
 
 def _attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
@@ -224,6 +280,10 @@ class TilePipelinePass(ModulePass):
     """The plan whose kernel is changed."""
     stages: int | None = None
     """Blocks of keys, and of values, that a ring holds; the kernel's `num_stages` if absent."""
+    queries: str | None = None
+    """Where products read queries: "registers" or "shared"; in registers, if these hold all blocks, if absent."""
+    table_stages: int = AsyncSchedule.table_stages
+    """Blocks of a table of scores that a ring holds."""
     shared_bytes: int = AsyncSchedule.shared_bytes
     """Shared memory that the rings may take."""
 
@@ -235,5 +295,5 @@ class TilePipelinePass(ModulePass):
         loops = [o for o in signature.kernel.body.block.ops if isinstance(o, scf.WhileOp)]
         if len(loops) != 1:
             raise AsyncUnsupportedError("its kernel is not persistent: run tile-schedule-grid first")
-        _Pipeline(signature, loops[0], self.stages).run()
+        _Pipeline(signature, loops[0], self).run()
         _check_shared(signature.kernel, self.shared_bytes)

@@ -16,10 +16,11 @@ from attn_engine.dialects.tile_async_memory import FetchAddOp, ProcessorCountOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature
-from attn_engine.passes.hopper.form import find_plan, signature_of, step_of
+from attn_engine.passes.hopper.form import find_plan, signature_of, step_of, tables_of
+from attn_engine.passes.hopper.slicing import depends_on
 from attn_engine.passes.lowering.scope import Scope
 
-_GRID = 3
+_GRID, _BATCH = 3, 2
 
 
 @dataclass
@@ -33,9 +34,11 @@ class _Tiles:
     heads: SSAValue
     all_heads: SSAValue
     heads_in_flight: SSAValue
+    batch: SSAValue | None = None
+    """The size of the batch, if heads of the same number run together across it."""
 
 
-def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes: int) -> _Tiles:
+def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes: int, across: bool) -> _Tiles:
     """Counts tiles and programs in the plan, makes the counter, and launches the programs."""
     scope = Before(signature.launch)
     row_tiles, heads, batch = signature.launch.grid
@@ -49,7 +52,9 @@ def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes
     signature.grid([programs])
     values = (tiles, programs, counter, row_tiles, heads, all_heads, in_flight)
     names = ("tiles", "programs", "counter", "row_tiles", "heads", "all_heads", "heads_in_flight")
-    return _Tiles(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
+    found = _Tiles(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
+    found.batch = signature.add(batch, "batch") if across else None
+    return found
 
 
 def _heads_in_flight(scope: Before, heads: SSAValue, all_heads: SSAValue, k: SSAValue, room: int) -> SSAValue:
@@ -76,8 +81,11 @@ def _place(scope: Scope, number: SSAValue, tiles: _Tiles) -> tuple[SSAValue, SSA
     width = scope.value(scope.smaller(tiles.heads_in_flight, left, "width"))
     row, across = divide(inside, width, "i", "across")
     head = scope.value(scope.plus(first, across, "head"))
-    batch, h = divide(head, tiles.heads, "b", "h")
-    return row, h, batch
+    if tiles.batch is not None:
+        h, b = divide(head, tiles.batch, "h", "b")
+    else:
+        b, h = divide(head, tiles.heads, "b", "h")
+    return row, h, b
 
 
 def _loop(kernel: tile.KernelOp, tiles: _Tiles) -> None:
@@ -122,12 +130,22 @@ def _position_bytes(kernel: tile.KernelOp) -> tuple[int, SSAValue]:
     return size, step.k.source
 
 
+def _shares_tables(kernel: tile.KernelOp) -> bool:
+    """Whether the steps load a table of scores, and all of them the same one for the whole batch."""
+    loops = [o for o in kernel.body.block.ops if isinstance(o, scf.ForOp)]
+    tables = [load for loop in loops for load in tables_of(loop.body.block, step_of(loop.body.block))]
+    batch = [o.result for o in kernel.body.block.ops if isinstance(o, tile.ProgramIdOp) and o.axis.value.data == _BATCH]
+    bound = depends_on(kernel.body.block, batch[0]) if batch else set[SSAValue]()
+    return bool(tables) and not any(index in bound for load in tables for index in load.indices)
+
+
 @dataclass(frozen=True)
 class TileScheduleGridPass(ModulePass):
     """Makes the programs of a forward kernel persistent: as many as there are multiprocessors, tiles by a counter.
 
     Tiles of the same group of heads run at the same time, so that at most `l2_bytes` of keys and values are
-    in use; heads that share keys count once. Inside of a group the order of the blocks of queries is that of the grid.
+    in use; heads that share keys count once. Heads of the same number are neighbours across a batch that shares a
+    table of scores. Inside of a group the order of the blocks of queries is that of the grid.
 
     ```
     tile.kernel @k(...) { %i = tile.program_id 0; %h = tile.program_id 1; %b = tile.program_id 2; body; tile.end }
@@ -158,5 +176,6 @@ class TileScheduleGridPass(ModulePass):
         if len(signature.launch.grid) != _GRID:
             raise AsyncUnsupportedError("its grid is not blocks of queries, heads and batch")
         size, k = _position_bytes(signature.kernel)
-        tiles = _plan_tiles(signature, size, signature.passed(k), self.l2_bytes)
+        across = _shares_tables(signature.kernel)
+        tiles = _plan_tiles(signature, size, signature.passed(k), self.l2_bytes, across)
         _loop(signature.kernel, tiles)

@@ -26,7 +26,7 @@ from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
-from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.form import consumers_of, find_plan, signature_of
 from attn_engine.passes.hopper.handshake import Handshake
 from attn_engine.passes.hopper.slicing import Slice, depends_on
 from attn_engine.passes.hopper.split_rows import SplitRows
@@ -217,10 +217,10 @@ class TileSpecializeWarpsPass(ModulePass):
 
     plan: str = "forward"
     """The plan whose kernel is changed."""
-    consumers: int = AsyncSchedule.consumers
-    """Warpgroups that compute."""
-    consumer_registers: int = AsyncSchedule.consumer_registers
-    """Registers of a thread of a consumer."""
+    consumers: int | None = None
+    """Warpgroups that compute; one for every four warps of the kernel if absent."""
+    consumer_registers: int | None = None
+    """Registers of a thread of a consumer; its part of what there are if absent."""
     producer_registers: int = AsyncSchedule.producer_registers
     """Registers of a thread of the producer."""
 
@@ -238,13 +238,14 @@ class TileSpecializeWarpsPass(ModulePass):
 
     def _cut(self, signature: Signature, loop: scf.WhileOp) -> None:
         kernel = signature.kernel
-        part = SplitRows(signature, loop.after_region.block, self.consumers).run()
+        consumers = self.consumers or consumers_of(kernel)
+        part = SplitRows(signature, loop.after_region.block, consumers).run()
         top = Before(loop)
-        produce, consume = Handshake(loop.after_region.block, top, self.consumers, part).run()
-        blocks = _Roles(kernel, loop, self.consumers, part, top).build(produce, consume)
+        produce, consume = Handshake(loop.after_region.block, top, consumers, part).run()
+        blocks = _Roles(kernel, loop, consumers, part, top).build(produce, consume)
         captures = _captures(kernel, blocks)
-        registers = [self.consumer_registers, self.producer_registers]
-        roles = RolesOp(captures, [self.consumers, 1], [_WARPS, 1], registers, [Region(b) for b in blocks])
+        registers = [self.consumer_registers or AsyncSchedule.registers_of(consumers), self.producer_registers]
+        roles = RolesOp(captures, [consumers, 1], [_WARPS, 1], registers, [Region(b) for b in blocks])
         end = kernel.body.block.last_op
         assert end is not None
         Rewriter.insert_op(roles, InsertPoint.before(end))

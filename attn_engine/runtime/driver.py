@@ -108,7 +108,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
     flags = {"pad": request.backend != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
     flags |= {"whole": request.schedule.divides(request.multiple), "descriptors": request.descriptors}
-    convert = convert_spec(request.schedule, {**flags, "tables": backend.level is Level.VALUE})
+    convert = convert_spec(request.schedule, {**flags, "tables": backend.level in (Level.VALUE, Level.ASYNC)})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
 

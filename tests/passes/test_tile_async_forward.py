@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
 from attn_engine import library, pipelines
-from attn_engine.backends.gluon.legalize import SCHEDULE, supports
+from attn_engine.backends.gluon.legalize import PREPARE, SCHEDULE, supports
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.interpreters import tile, tile_async
@@ -26,6 +27,7 @@ from attn_engine.runtime import driver
 D, N = 16, 64
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 DOCUMENTS = torch.arange(1000) // 90
+TABLE = torch.randn(1, 4, 304, 312, generator=torch.Generator().manual_seed(1)).half()
 
 
 def far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -62,6 +64,7 @@ CASES: dict[str, Case] = {
         Definition(row=library.sigmoid, mask_mod=library.causal), lambda s, seen: torch.where(seen, s.sigmoid(), 0.0)
     ),
     "relu": Case(Definition(row=library.relu), lambda s, seen: torch.where(seen, s.relu(), 0.0)),
+    "table": Case(Definition(score_mod=library.bias(TABLE), mask_mod=library.causal)),
     "query_mod": Case(Definition(query_mod=lambda x: x * 0.5 + 0.25, mask_mod=library.causal)),
 }
 
@@ -73,9 +76,10 @@ class Compiled:
     captures: list[Tensor]
     rows: int
 
-    def scheduled(self, passes: int = len(SCHEDULE)) -> ModuleOp:
+    def scheduled(self, passes: int = len(SCHEDULE), queries: str | None = None) -> ModuleOp:
         module = self.value.clone()
-        for spec in SCHEDULE[:passes]:
+        pipeline = f'tile-pipeline{{queries="{queries}"}}' if queries else "tile-pipeline"
+        for spec in (*PREPARE, *(pipeline if s == "tile-pipeline" else s for s in SCHEDULE[:passes])):
             driver.run_passes(module, (spec,))
             module.verify()
         return module
@@ -154,6 +158,34 @@ def test_lengths(name: str, sizes: tuple[int, int]):
     check(name, (1, 2, 1), sizes, range(3))
 
 
+SHAPES = {
+    "three consumers": (Blocks(192, N, 12, 3), None),
+    "three consumers, queries shared": (Blocks(192, N, 12, 2), "shared"),
+    "one consumer": (Blocks(64, N, 4, 2), "shared"),
+    "queries shared": (Blocks(128, N, 8, 2), "shared"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["causal", "sinks", "sigmoid", "dead rows"])
+def test_schedules(name: str, shape: str):
+    blocks, queries = SHAPES[shape]
+    made, operands = compiled(name, blocks=blocks), inputs((1, 2, 1), (300, 129))
+    module, want = made.scheduled(queries=queries), dense(made.case, *operands)
+    assert ("tile.read" in str(module)) == (queries is None)
+    for seed in range(2):
+        o, *_ = run(module, made, operands, seed)
+        torch.testing.assert_close(o, want, atol=2e-6, rtol=2e-6)
+
+
+def test_tables_are_copied_in_blocks():
+    """No element is gathered; the batch is the inner axis of the tiles, for all of it reads the same table."""
+    text = str(scheduled("table"))
+    assert "tile.gather" not in text and text.count("tile.async_load %table_copies") == 3
+    assert "tile.part" in text and re.search(r"%h\S* = arith.divsi %head\S*, %batch", text)
+    check("table", (3, 4, 2), (200, 300), range(2))
+
+
 @pytest.mark.parametrize("processors", [1, 5])
 def test_one_program_and_more_than_tiles(processors: int):
     check("causal", (1, 3, 3), (300, 300), range(2), processors)
@@ -177,16 +209,23 @@ FAULTS = {
     "tile never announced": "tile.barrier_arrive %tile_full",
     "output stored without a fence": "tile.proxy_fence",
 }
+TABLE_FAULTS = {
+    "slot of a table never released": "tile.barrier_arrive %table_empty",
+    "copy of a table not waited for": "tile.barrier_wait %table_full",
+    "table read and refilled without a fence": "tile.proxy_fence",
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *TABLE_FAULTS])
 def test_a_missing_op_is_found(fault: str):
     """Every handshake that the passes make is needed: without it a schedule deadlocks or races."""
-    lines = str(scheduled("causal")).split("\n")
-    found = [n for n, line in enumerate(lines) if line.strip().startswith(FAULTS[fault])]
-    text = "\n".join(line for n, line in enumerate(lines) if n != found[-1])
+    name, place = ("causal", -1) if fault in FAULTS else ("table", 1)
+    start = FAULTS.get(fault) or TABLE_FAULTS[fault]
+    lines = str(scheduled(name)).split("\n")
+    found = [n for n, line in enumerate(lines) if line.strip().startswith(start)]
+    text = "\n".join(line for n, line in enumerate(lines) if n != found[place])
     module = Parser(driver.context(), text).parse_module()
-    made = compiled("causal")
+    made = compiled(name)
     operands = inputs((1, 2, 1), (200, 300))
     with pytest.raises((AsyncProtocolError, DeadlockError)):
         for seed in range(8):
@@ -198,7 +237,7 @@ def test_what_is_not_taken_says_why():
     three_passes = Definition(row=lambda s: torch.exp(s - s.sum()) / torch.exp(s - s.sum()).sum())
     for definition, dtype, d, reason in (
         (Definition(), torch.float32, D, "not f16 or bf16"),
-        (Definition(), torch.bfloat16, 256, "registers"),
+        (Definition(), torch.bfloat16, 512, "registers"),
         (wide, torch.float16, D, "modifies keys"),
         (three_passes, torch.float16, D, "more than one pass"),
     ):

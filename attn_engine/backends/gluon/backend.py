@@ -3,12 +3,12 @@
 from attn_engine.backends.backend import Backend, Level
 from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
-from attn_engine.backends.gluon.legalize import LEGALIZE, SCHEDULE
+from attn_engine.backends.gluon.legalize import LEGALIZE, PREPARE, SCHEDULE
 
 BACKEND = Backend(
     name="gluon",
     level=Level.ASYNC,
-    pipeline=(*SCHEDULE, *LEGALIZE),
+    pipeline=(*PREPARE, *SCHEDULE, *LEGALIZE),
     emit=emit,
     build=build,
     check=check,

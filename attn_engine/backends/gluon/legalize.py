@@ -14,8 +14,11 @@ from attn_engine.passes.hopper.form import read_forward
 SCHEDULE = ("tile-peel-block", "tile-schedule-grid", "tile-pipeline", "tile-specialize-warps", "tile-order-async")
 """The forward kernel to the async level."""
 
-LEGALIZE = ('tile-expand-math{keep="math.erf"}', "triton-pass-sizes")
-"""What all kernels need before they are printed, as for Triton."""
+PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
+"""Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks."""
+
+LEGALIZE = ('tile-expand-math{keep="math.erf"}', "tile-relax-divide", "triton-pass-sizes")
+"""What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""
 
 
 def supports(module: ModuleOp) -> str | None:

@@ -26,6 +26,16 @@ from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, Pi
 from attn_engine.dialects.tile_types import BufferType
 
 
+def is_gathered(value: SSAValue) -> bool:
+    """Vectors read from memory: each element by one thread, and then spread to the layouts of their uses.
+
+    A vector along the columns of a product would be read by every thread whole, and live in registers as addresses.
+    """
+    owner = value.owner
+    gathers = isinstance(owner, tile.MapOp) and any(isinstance(o, tile.GatherOp) for o in owner.body.block.ops)
+    return gathers and len(tile.shape_of(value)) == 1
+
+
 def is_free(value: SSAValue) -> bool:
     """Constants and ranges: printed in whatever layout a use wants."""
     return isinstance(value.owner, arith.ConstantOp | tile.RangeOp)
@@ -49,6 +59,8 @@ class LayoutTable:
         """Gives a tile its layout, unless it has one; whether that is news."""
         if layout is None or value in self.of or is_free(value) or not isinstance(value.type, TensorType):
             return False
+        if is_gathered(value):
+            layout = Blocked(tile.shape_of(value), self.warps)
         self.of[value] = layout
         return True
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, i1
+from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.hints import isa
 
@@ -45,6 +46,16 @@ def _compare_integers(printer: FunctionPrinter, op: arith.CmpiOp) -> None:
 
 def _compare_floats(printer: FunctionPrinter, op: arith.CmpfOp) -> None:
     _spell(printer, op, types.CMPF[op.predicate.value.data])
+
+
+def _divide(printer: FunctionPrinter, op: arith.DivfOp) -> None:
+    """By the reciprocal of the hardware where the op allows it."""
+    if FastMathFlag.ALLOW_RECIP not in op.fastmath.data:
+        _scalar(printer, op)
+        return
+    a, b = printer.texts(op.operands)
+    asm = f'gl.inline_asm_elementwise(RECIPROCAL, "=f,f", [{b}], dtype=gl.float32, is_pure=True, pack=1)'
+    printer.assign(op, f"{a} * {asm}")
 
 
 def _constant(printer: FunctionPrinter, op: arith.ConstantOp) -> None:
@@ -174,6 +185,7 @@ def _gather(printer: FunctionPrinter, op: tile.GatherOp) -> None:
 _SCALAR_RULES: dict[type[Operation], Callable[..., None]] = {
     **dict.fromkeys(types.SCALAR_OPS, _scalar),
     **dict.fromkeys(types.FROM_INTEGER, _from_integer),
+    arith.DivfOp: _divide,
     arith.TruncIOp: _truncate,
     arith.CmpiOp: _compare_integers,
     arith.CmpfOp: _compare_floats,

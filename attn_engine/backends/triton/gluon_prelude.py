@@ -36,6 +36,7 @@ PIN = gl.constexpr(
     "{ .reg .pred p, q; .reg .b32 m; setp.lt.f32 p, $2, 0f00000000; setp.lt.or.f32 q, $3, 0f00000000, p;"
     " selp.b32 m, 1, 0xffffffff, q; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3; }"
 )
+RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
 
 

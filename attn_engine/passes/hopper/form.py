@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp, TensorType, bf16, f16
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, ModuleOp, TensorType, bf16, f16
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
@@ -21,6 +21,7 @@ from attn_engine.passes.hopper.edit import Signature
 
 _MATRIX_RANK = 2
 _PRODUCTS = 2
+_WARPS = 4
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,19 @@ def find_plan(module: ModuleOp, name: str) -> tile.PlanOp | None:
 
 
 def signature_of(module: ModuleOp, plan: tile.PlanOp) -> Signature:
-    """The plan's one launch, and the kernel that it launches."""
+    """The plan's last launch, and the kernel that it launches; those in front find what blocks are visible."""
     launches = [o for o in plan.body.block.ops if isinstance(o, tile.LaunchOp)]
-    if len(launches) != 1:
-        raise AsyncUnsupportedError(f"plan @{plan.sym_name.data} launches {len(launches)} kernels instead of one")
-    name = launches[0].kernel.root_reference.data
+    if not launches:
+        raise AsyncUnsupportedError(f"plan @{plan.sym_name.data} launches no kernel")
+    name = launches[-1].kernel.root_reference.data
     kernel = next(o for o in module.ops if isinstance(o, tile.KernelOp) and o.sym_name.data == name)
-    return Signature(kernel, launches[0])
+    return Signature(kernel, launches[-1])
+
+
+def consumers_of(kernel: tile.KernelOp) -> int:
+    """Warpgroups among which the queries of a block are divided: a kernel's warps, in fours."""
+    warps = kernel.attributes.get("num_warps")
+    return max(1, warps.value.data // _WARPS) if isinstance(warps, IntegerAttr) else AsyncSchedule.consumers
 
 
 def dots(block: Block) -> list[tile.DotOp]:
@@ -94,6 +101,13 @@ def step_of(block: Block) -> Step:
     return Step(scores, output, turned.value.owner, output.b.owner)
 
 
+def tables_of(block: Block, step: Step) -> list[tile.LoadOp]:
+    """Tiles with an element per score that a step loads beside keys and values."""
+    shape = tile.shape_of(step.scores.result)
+    loads = [o for o in block.ops if isinstance(o, tile.LoadOp) and tile.shape_of(o.result) == shape]
+    return [o for o in loads if o is not step.k and o is not step.v and o.indices[-1] is step.start]
+
+
 def is_zero(value: SSAValue) -> bool:
     """Whether a tile is a constant of zeros."""
     owner = value.owner
@@ -118,7 +132,7 @@ def read_forward(module: ModuleOp, plan_name: str) -> Forward:
     for step in steps:
         _check_operand(step.k)
         _check_operand(step.v)
-        _check_registers(step)
+        _check_registers(step, consumers_of(signature.kernel))
     if not steps[0].k.limits:
         raise AsyncUnsupportedError("its first loop is right for whole blocks of keys only")
     return Forward(signature, _query(steps[0].scores.a), _output(block), loops)
@@ -126,7 +140,7 @@ def read_forward(module: ModuleOp, plan_name: str) -> Forward:
 
 _TAKEN = (
     *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
-    *(tile.GatherOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+    *(tile.GatherOp, tile.DimOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
 )
 
 
@@ -144,14 +158,13 @@ def _check_operand(load: tile.LoadOp) -> None:
         raise AsyncUnsupportedError("it loads operands transposed")
 
 
-def _check_registers(step: Step) -> None:
-    """Scores, output, queries and weights of a consumer live at the same time."""
+def _check_registers(step: Step, consumers: int) -> None:
+    """Scores, output and weights of a consumer live at the same time."""
     (keys, channels), (_, columns) = tile.shape_of(step.k.result), tile.shape_of(step.v.result)
-    need = AsyncSchedule.registers(keys, channels, columns)
-    limit = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
-    if need > limit:
+    if not AsyncSchedule.fits(consumers, keys, 0, columns):
+        need, limit = AsyncSchedule.needed(keys, 0, columns), AsyncSchedule.registers_of(consumers)
         raise AsyncUnsupportedError(
-            f"{keys} keys and heads of {channels} and {columns} channels need {need} of {limit} registers"
+            f"{keys} keys and heads of {channels} and {columns} channels need {need} of {limit} registers, and some more"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -20,7 +21,8 @@ from attn_engine.dialects.tile_async_copy import (
 )
 from attn_engine.dialects.tile_async_memory import FetchAddOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
-from attn_engine.dialects.tile_async_view import SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BufferType
 from attn_engine.passes.hopper.edit import After, Before
 from attn_engine.passes.hopper.rows import walk
 
@@ -52,6 +54,7 @@ class Handshake:
             self._wait_until_free(expect, same[0])
         for op in list(self.consume):
             self._release(op)
+        self._release_queries()
         return self.produce, self.consume
 
     def _barriers(self, full: SSAValue) -> SSAValue:
@@ -74,14 +77,23 @@ class Handshake:
         if isinstance(op, ReadOp):
             slots, op = [op.source], _fence_behind(op)
         elif isinstance(op, WaitOp):
-            dots = [p.owner for p in op.pending]
-            slots = [o for d in dots for o in (d.operands if isinstance(d, Operation) else ())]
+            slots = [d.b for d in (p.owner for p in op.pending) if isinstance(d, AsyncDotOp)]
         scope = After(op) if slots else None
         for slot in slots:
             found = _slot(slot)
             full = self._full(found) if found is not None else None
             if scope is not None and found is not None and full is not None:
                 self.consume.append(scope.add(BarrierArriveOp(self._barriers(full), found.index)))
+
+    def _release_queries(self) -> None:
+        """Queries that products read from their slot are free behind the last wait for such a product."""
+        found = [(op, slot) for op in self.block.ops for slot in _queries_of(op)]
+        if not found:
+            return
+        last, slot = found[-1]
+        full = self._full(slot)
+        assert full is not None
+        self.consume.append(After(last).add(BarrierArriveOp(self._barriers(full), slot.index)))
 
     def _full(self, slot: SlotOp) -> SSAValue | None:
         """The barriers on which the copies into a slot's ring land."""
@@ -95,9 +107,20 @@ class Handshake:
 
 def _slot(value: SSAValue) -> SlotOp | None:
     owner = value.owner
-    if isinstance(owner, TransposedSlotOp):
+    while isinstance(owner, TransposedSlotOp | PartOp):
         owner = owner.source.owner
     return owner if isinstance(owner, SlotOp) else None
+
+
+def _queries_of(op: Operation) -> Iterator[SlotOp]:
+    """The slots that the first operands of the products come from for which an op of the tile, or a loop, waits."""
+    for wait in [o for o in op.walk() if isinstance(o, WaitOp)]:
+        for pending in wait.pending:
+            dot = pending.owner
+            if isinstance(dot, AsyncDotOp) and isinstance(dot.a.type, BufferType):
+                slot = _slot(dot.a)
+                assert slot is not None
+                yield slot
 
 
 def _fence_behind(op: Operation) -> Operation:

@@ -9,6 +9,7 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
+from attn_engine.dialects import tile
 from attn_engine.passes.hopper.edit import yields
 from attn_engine.passes.lowering.scope import Scope
 
@@ -103,8 +104,8 @@ class Slice:
 
 
 def is_scalar_code(op: Operation) -> bool:
-    """Arithmetic on scalars, which any role may repeat."""
-    if not op.name.startswith(("arith.", "math.")):
+    """Arithmetic on scalars, and scalars from memory, which any role may repeat."""
+    if not op.name.startswith(("arith.", "math.")) and not isinstance(op, tile.LoadOp):
         return False
     return not any(isinstance(v.type, TensorType) for v in (*op.operands, *op.results))
 

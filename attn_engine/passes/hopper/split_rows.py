@@ -19,7 +19,7 @@ from attn_engine.dialects.tile_async_copy import (
 )
 from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
-from attn_engine.dialects.tile_async_view import RingOp, SlotOp
+from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp
 from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr, PendingType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import After, Before, OpT, Signature
@@ -42,15 +42,20 @@ class SplitRows:
         first = self.block.first_op
         assert first is not None
         self.part = Before(first).add(arith.ConstantOp.from_int_and_width(0, 32), "part").result
-        read, store = self._only(ReadOp), self._only(AsyncStoreOp)
+        slot, store = self._query_slot(), self._only(AsyncStoreOp)
         q0 = store.coordinates[2]
-        ranges = [o for o in walk(self.block) if isinstance(o, tile.RangeOp) and o.start is q0]
-        axes = row_axes(self.block, {read.result: 0, **{o.result: 0 for o in ranges}})
-        self.rows = tile.shape_of(read.result)[0] // self.parts
+        ranges = [o.result for o in walk(self.block) if isinstance(o, tile.RangeOp) and o.start is q0]
+        reads = [o.result for o in walk(self.block) if isinstance(o, ReadOp)]
+        axes = row_axes(self.block, dict.fromkeys([slot.result, *reads, *ranges], 0))
+        del axes[slot.result]
+        assert isinstance(slot.result.type, BufferType)
+        self.rows = slot.result.type.get_shape()[0] // self.parts
         row0 = self._first_row(q0)
         self._move(q0, row0, axes)
         self._retype(axes)
-        self._split_query(read, q0)
+        self._split_query(slot, q0)
+        for read in [o for o in walk(self.block) if isinstance(o, ReadOp)]:
+            self._split_table(read)
         self._split_output(store, row0)
         for op in walk(self.block):
             if isinstance(op, AsyncDotOp | DotOperandOp):
@@ -62,6 +67,14 @@ class SplitRows:
         if len(found) != 1:
             raise AsyncUnsupportedError(f"its kernel has {len(found)} '{kind.name}' instead of one")
         return found[0]
+
+    def _query_slot(self) -> SlotOp:
+        """Where queries are copied to: read from there in front of all steps, or the first operand of products."""
+        found = {o.a for o in walk(self.block) if isinstance(o, AsyncDotOp) and isinstance(o.a.type, BufferType)}
+        found = found or {next(o.source for o in self.block.ops if isinstance(o, ReadOp))}
+        if len(found) != 1 or not isinstance(slot := found.pop().owner, SlotOp):
+            raise AsyncUnsupportedError("its queries are in more than one place")
+        return slot
 
     def _first_row(self, q0: SSAValue) -> SSAValue:
         """The first query of this consumer."""
@@ -115,10 +128,9 @@ class SplitRows:
         new = RingOp(BufferType([self.parts, *shape], type_.element_type))
         return Before(old).add(new, old.result.name_hint or "ring").result
 
-    def _split_query(self, read: ReadOp, q0: SSAValue) -> None:
+    def _split_query(self, slot: SlotOp, q0: SSAValue) -> None:
         """One slot, barrier and copy for each part; the consumer reads its own."""
-        slot = read.source.owner
-        assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
+        assert isinstance(slot.ring.owner, RingOp)
         load = next(o for o in walk(self.block) if isinstance(o, AsyncLoadOp) and o.target is slot.result)
         expect, wait = load.prev_op, load.next_op
         assert isinstance(expect, BarrierExpectOp) and isinstance(wait, BarrierWaitOp)
@@ -138,9 +150,17 @@ class SplitRows:
             scope.add(copy)
         own = scope.add(SlotOp(ring, self.part), "q").result
         scope.add(BarrierWaitOp(full, self.part, wait.parity))
-        read.operands[0] = own
-        for op in (load, expect, wait, slot, old_ring, old_full):
+        for op in (load, expect, wait):
             Rewriter.erase_op(op)
+        slot.result.replace_all_uses_with(own)
+        for op in (slot, old_ring, old_full):
+            Rewriter.erase_op(op)
+
+    def _split_table(self, read: ReadOp) -> None:
+        """A consumer reads its rows of a block that is copied for all."""
+        assert isinstance(read.source.type, BufferType)
+        if read.source.type.get_shape()[0] != self.rows:
+            read.operands[0] = Before(read).add(PartOp(read.source, 0, self.part, self.rows), "own_rows").result
 
     def _split_output(self, store: AsyncStoreOp, row0: SSAValue) -> None:
         slot = store.source.owner
