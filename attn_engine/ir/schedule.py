@@ -158,8 +158,14 @@ class Schedule:
     dq: KernelSchedule
     dkdv: KernelSchedule
     tf32: bool = False
+    parts: int = 1
+    """Of the keys, in the forward pass: folded apart, then combined."""
+    programs: int = 0
+    """If not 0, instead of `parts`: how many programs the forward pass should have."""
 
     def validate(self, arch: Arch, heads: Heads) -> None:
+        if self.parts < 1 or self.programs < 0:
+            raise ScheduleError(f"keys cannot be split into {self.parts} parts for {self.programs} programs")
         if self.tf32 and not arch.tf32:
             raise ScheduleError(f"{arch.name} has no tf32 products; leave tf32 off")
         for kind in Kind:
@@ -172,6 +178,7 @@ class Schedule:
 
     def pass_options(self) -> str:
         """As `convert-attn-to-tile` takes them: `forward=128,64,8,3 rows=... tf32=false`."""
-        kernels = [f.name for f in fields(self) if f.name != "tf32"]
+        kernels = [f.name for f in fields(self) if isinstance(getattr(self, f.name), KernelSchedule)]
         blocks = [f"{name}={','.join(map(str, getattr(self, name)))}" for name in kernels]
-        return " ".join([*blocks, f"tf32={str(self.tf32).lower()}"])
+        split = [f"parts={self.parts} programs={self.programs}"] if self.parts > 1 or self.programs else []
+        return " ".join([*blocks, f"tf32={str(self.tf32).lower()}", *split])

@@ -13,6 +13,7 @@ from attn_engine.dialects import attn
 from attn_engine.passes.lowering.backward import BackwardLowering
 from attn_engine.passes.lowering.forward import ForwardLowering
 from attn_engine.passes.lowering.kernel import Blocks
+from attn_engine.passes.lowering.split_keys import Split, SplitForwardLowering
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class ConvertAttnToTilePass(ModulePass):
     """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
+    parts: int = 1
+    """Fold the keys of the forward pass in so many parts, which one more kernel combines."""
+    programs: int = 0
+    """In place of `parts`: as many parts as it takes for about so many programs to run."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:
@@ -67,7 +72,10 @@ class ConvertAttnToTilePass(ModulePass):
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
         shared = (self.covered, self.whole, self.tables, self.descriptors)
         if isinstance(op, attn.OnlineOp):
-            blocks = Blocks(*self.forward)
-            return ForwardLowering(op, "forward", blocks, self.pad, self.tf32, self.positive_scale, *shared).run()
+            options = (op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, *shared)
+            split = Split(self.parts, self.programs)
+            if split.is_wanted:
+                return SplitForwardLowering(*options, split=split).run()
+            return ForwardLowering(*options).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
         return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared).run()

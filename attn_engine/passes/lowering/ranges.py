@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
@@ -37,6 +37,18 @@ class Span:
             return position
         further = scope.plus(position, self.hole[1], position.name_hint or "n0")
         return scope.value(scope.choose_less(position, self.hole[0], position, further, position.name_hint or "n0"))
+
+    def within(self, scope: Scope, first: Index, after: Index) -> Span:
+        """The blocks of the run in [first, after), of which both are multiples of the block size."""
+        lo = scope.larger(self.lo, self._position(scope, first), "lo")
+        return replace(self, lo=lo, hi=scope.smaller(self.hi, self._position(scope, after), "hi"))
+
+    def _position(self, scope: Scope, row: Index) -> Index:
+        """The first loop position that stands for this row or for one after it."""
+        if self.hole is None:
+            return row
+        behind = scope.larger(self.hole[0], scope.minus(row, self.hole[1], "behind"), "behind")
+        return scope.smaller(row, behind, "position")
 
 
 def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, transposed: bool) -> Iterator[Span]:
