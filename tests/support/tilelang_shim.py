@@ -103,5 +103,5 @@ def run_on_cpu(source: str) -> Mapping[str, Plan]:
     language = "import tilelang.language as T"
     assert language in source
     module: Any = load(source.replace(language, _HERE))
-    module.COMPILE = _compile
+    module.COMPILE, module.CUDA = _compile, False
     return plans_of(module)

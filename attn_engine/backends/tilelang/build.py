@@ -30,6 +30,7 @@ def lower(source: str, arch: str) -> dict[str, str]:
     from tilelang import tvm
 
     module: Any = load(source)
+    module.CUDA = not arch.startswith("gfx")
     language: Any = tvm
     compiler: Any = tilelang
     gpu = {"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch}

@@ -46,7 +46,8 @@ import tilelang
 import tilelang.language as T
 import torch
 
-FLAGS = [] if torch.version.hip else ["-ftz=true"]  # exp2 in one instruction
+CUDA = not torch.version.hip
+FLAGS = ["-ftz=true"] if CUDA else []  # exp2 in one instruction
 COMPILE = functools.partial(tilelang.compile, compile_flags=FLAGS)  # how a program becomes callable
 DEPTHS = (8, 1)  # of pipelines: devices without asynchronous tiles refuse dynamic loops deeper than 1 with a TypeError
 
@@ -81,6 +82,9 @@ _POLICY = {
     compute.Split.COLUMNS: "T.GemmWarpPolicy.FullCol",
     compute.Split.BOTH: "T.GemmWarpPolicy.Square",
 }
+
+_REGISTERS = {256: (40, 232), 384: (32, 160)}
+"""By threads that compute: registers of one of the 128 threads that copy, and of one of them; fewer threads have enough."""
 
 
 # --- structure ---------------------------------------------------------------------------------
@@ -240,7 +244,21 @@ def _print_program(printer: KernelPrinter) -> None:
         printer.writer.line(f"{first} = T.truncmod({linear}, {size})")
         printer.writer.line(f"{second} = T.truncmod({rest}, {next_size})")
         printer.writer.line(f"{third} = T.truncdiv({rest}, {next_size})")
+        _print_registers(printer, threads)
         _print_block(printer, printer.kernel.body.block)
+
+
+def _print_registers(printer: KernelPrinter, threads: int) -> None:
+    """How threads that copy ahead and those that compute share registers, where TileLang makes such threads.
+
+    Not for a loop within a loop: TileLang would change the registers in each iteration.
+    """
+    if threads not in _REGISTERS or not any("stages" in op.attributes for op in printer.kernel.body.block.ops):
+        return
+    copying, computing = _REGISTERS[threads]
+    with printer.writer.block("if CUDA:"):
+        printer.writer.line(f"T.annotate_producer_reg_dealloc({copying})")
+        printer.writer.line(f"T.annotate_consumer_reg_alloc({computing})")
 
 
 def _print_table(writer: CodeWriter, printers: Sequence[KernelPrinter]) -> None:

@@ -14,7 +14,7 @@ from attn_engine.backends.tilelang import types
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_types import BufferType
 
-_PYTHON = "T tilelang torch contextlib functools KERNELS COMPILE FLAGS DEPTHS min range"
+_PYTHON = "T tilelang torch contextlib functools KERNELS COMPILE CUDA FLAGS DEPTHS min range"
 # TVM prints names as they are: in C++ they must neither be keywords nor hide a type or a function of the headers.
 _CPP = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
 continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
