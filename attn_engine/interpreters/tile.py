@@ -19,10 +19,11 @@ from xdsl.ir import Block, Operation, SSAValue
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_memory import DescribeOp
 from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_flag import AwaitOp, SignalOp
 from attn_engine.errors import UnsupportedOpError
 from attn_engine.interpreters import tile_block, tile_memory
 from attn_engine.interpreters.scalar import SCALAR_OPS, DtypeOf, exact_dtype, oracle_dtypes
-from attn_engine.interpreters.tile_memory import Owners
+from attn_engine.interpreters.tile_memory import Owners, TileAccessError
 
 Argument = Tensor | int | float
 Callable_ = TypeVar("Callable_", tile.KernelOp, tile.PlanOp)
@@ -175,6 +176,18 @@ def _atomic_add(machine: Machine, op: tile.AtomicAddOp) -> Sequence[Tensor]:
     return []
 
 
+def _signal(machine: Machine, op: SignalOp) -> Sequence[Tensor]:
+    machine.values[op.flags][tuple(machine.ints(op.indices))] = 1
+    return []
+
+
+def _await(machine: Machine, op: AwaitOp) -> Sequence[Tensor]:
+    """Programs run one after the other: who has not signalled yet never will."""
+    if not bool(machine.values[op.flags][tuple(machine.ints(op.indices))]):
+        raise TileAccessError(f"a program waits for one that comes later: {op}")
+    return []
+
+
 def _constant(machine: Machine, op: arith.ConstantOp) -> Sequence[Tensor]:
     if not isinstance(op.value, DenseIntOrFPElementsAttr):
         return [SCALAR_OPS[arith.ConstantOp](op, [], machine.dtype_of)]
@@ -300,6 +313,8 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     tile.LoadOp: _load,
     tile.StoreOp: _store,
     DescribeOp: tile_block.describe,
+    SignalOp: _signal,
+    AwaitOp: _await,
     LoadBlockOp: tile_block.load_block,
     StoreBlockOp: tile_block.store_block,
     tile.AtomicAddOp: _atomic_add,

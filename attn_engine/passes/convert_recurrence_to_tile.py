@@ -50,11 +50,13 @@ class ConvertRecurrenceToTilePass(ModulePass):
     """Copy whole blocks of tensors through descriptors, which the device must have; not those of packed sequences."""
     turned: bool = False
     """Hold states as [value channels, key channels], and compute transposed results from them."""
+    chained: bool = False
+    """Pieces wait for each other's states in one sweep, rather than run side by side between two."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         form = Form(
             self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32,
-            self.descriptors, self.turned,
+            self.descriptors, self.turned, self.chained,
         )  # fmt: skip
         kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:

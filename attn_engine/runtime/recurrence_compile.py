@@ -35,6 +35,7 @@ class Schedule:
     tf32: bool = False
     descriptors: bool = False
     turned: bool = False
+    chained: bool = False
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}

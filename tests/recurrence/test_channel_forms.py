@@ -18,6 +18,7 @@ FORMS = [
     Schedule(chunk=16, value_block=16),
     Schedule(chunk=16, value_block=16, pieces=3, descriptors=True, turned=True),
     Schedule(chunk=32, pad=False),
+    Schedule(chunk=16, value_block=16, pieces=2, chained=True),
 ]
 KIND = Kind(torch.float32, 16, 24, "channel", weight=True, initial=True, final=True)
 WRT = ("q", "k", "v", "decay", "weight", "initial")

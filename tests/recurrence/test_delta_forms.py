@@ -17,6 +17,7 @@ FORMS = [
     Schedule(chunk=16, value_block=16),
     Schedule(chunk=32, value_block=16, descriptors=True, turned=True),
     Schedule(chunk=16, pad=False),
+    Schedule(chunk=16, value_block=16, pieces=2, chained=True),
 ]
 
 

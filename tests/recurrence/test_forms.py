@@ -21,6 +21,7 @@ FORMS = [
     Schedule(chunk=16, value_block=16, descriptors=True),
     Schedule(chunk=16, value_block=16, pieces=3, descriptors=True),
     Schedule(chunk=16, value_block=16, turned=True),
+    Schedule(chunk=16, value_block=16, pieces=2, chained=True),
     Schedule(chunk=16, value_block=16, pieces=3, descriptors=True, turned=True),
     Schedule(chunk=16, pad=False),
 ]

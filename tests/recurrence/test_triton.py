@@ -35,6 +35,7 @@ def empty(*like):
         (150, torch.float32, {"pieces": 3}),
         (65, torch.float16, {}),
         (70, torch.float32, {"descriptors": True}),
+        (150, torch.float32, {"descriptors": True, "turned": True, "pieces": 2, "chained": True}),
         (150, torch.float16, {"descriptors": True, "pieces": 3, "turned": True}),
     ],
 )

@@ -11,6 +11,7 @@ from attn_engine.backends.triton.emit_map import joined
 from attn_engine.backends.triton.printer import KernelPrinter, along, shape_text, spread, wide
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_flag import AwaitOp, SignalOp
 from attn_engine.dialects.tile_types import DescriptorType
 
 
@@ -117,12 +118,31 @@ def print_store_block(printer: KernelPrinter, op: StoreBlockOp) -> None:
     printer.writer.line(f"{printer.text(op.target)}.store([{coordinates}], {value})")
 
 
+def _flag(printer: KernelPrinter, op: AwaitOp | SignalOp) -> str:
+    base = printer.text(op.flags)
+    terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(op.indices, printer.strides[base], strict=True)]
+    return " + ".join([base, *terms])
+
+
+def print_await(printer: KernelPrinter, op: AwaitOp) -> None:
+    with printer.writer.block(f'while tl.atomic_add({_flag(printer, op)}, 0, sem="acquire") == 0:'):
+        printer.writer.line("pass")
+
+
+def print_signal(printer: KernelPrinter, op: SignalOp) -> None:
+    """All threads have stored before one of them releases that."""
+    printer.writer.line("tl.debug_barrier()")
+    printer.writer.line(f'tl.atomic_xchg({_flag(printer, op)}, 1, sem="release")')
+
+
 MEMORY_RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: print_load,
     tile.StoreOp: print_store,
     tile.AtomicAddOp: print_atomic_add,
     tile.GatherOp: print_gather,
     tile.ScatterAddOp: print_scatter_add,
+    AwaitOp: print_await,
+    SignalOp: print_signal,
     LoadBlockOp: print_load_block,
     StoreBlockOp: print_store_block,
 }

@@ -77,11 +77,12 @@ class FunctionLowering:
                 raise RecurrenceFormError(
                     name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
                 )
+        side_by_side = self.setting.form.pieces > 1 and not self.setting.form.chained
         wide_delta = op.beta is not None and op.decay is not None and rank_of(op.decay) == 4
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
             TokenSteps(self.setting, op, o, final).run()
-        elif wide_delta or (op.beta is not None and self.setting.form.pieces > 1):
+        elif wide_delta or (op.beta is not None and side_by_side):
             what = "the delta rule" + (" with a decay per channel" if wide_delta else " in pieces")
             raise RecurrenceFormError(what, "chunked", "chunk=1 goes token by token")
         else:

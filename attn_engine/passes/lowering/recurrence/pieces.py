@@ -21,6 +21,14 @@ COLUMNS = 16
 """Value channels of a program that passes states on: many small programs, for each walks all pieces."""
 
 
+def chunks_of(scope: Scope, chunks: SSAValue, piece: Index, count: int) -> tuple[Index, Index]:
+    """The chunks of one of `count` pieces."""
+    each = scope.add(arith.CeilDivSIOp(chunks, scope.value(count)), "each").result
+    lo = scope.add(arith.MuliOp(scope.value(piece), each), "lo").result
+    lo = scope.value(scope.smaller(lo, chunks, "lo"))
+    return lo, scope.smaller(scope.plus(lo, each, "hi"), chunks, "hi")
+
+
 class Pieces:
     """Temporaries [N, H, pieces, K, V] of states, and of decays: each program has its own to write.
 
@@ -33,36 +41,30 @@ class Pieces:
         self.decayed = decayed
         self.count = setting.form.pieces
         leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
-        self.states = setting.temporary([*leading, state.key.size, state.value.size], f32, "states")
+        self.states = setting.temporary([*leading, *state.held_sizes()], f32, "states")
         shape = {None: [state.splits], 0: [state.splits, state.key.tile], 1: [1, state.splits * state.value.tile]}
         self.totals = setting.temporary([*leading, *shape[decayed]], f32, "totals")
-
-    def range(self, scope: Scope, chunks: SSAValue, piece: Index) -> tuple[Index, Index]:
-        """The chunks of a piece."""
-        each = scope.add(arith.CeilDivSIOp(chunks, scope.value(self.count)), "each").result
-        lo = scope.add(arith.MuliOp(scope.value(piece), each), "lo").result
-        lo = scope.value(scope.smaller(lo, chunks, "lo"))
-        return lo, scope.smaller(scope.plus(lo, each, "hi"), chunks, "hi")
 
     def store(
         self, scope: Scope, view: View, found: tuple[SSAValue, SSAValue], piece: Index, split: SSAValue, v0: SSAValue
     ) -> None:
         """The state that a piece adds, and its total decay."""
         index, zero = [view.n, view.h, scope.value(piece)], scope.value(0)
-        self.state.store(scope, found[0], view.kernel.take(self.states), index, v0)
+        self.state.store(scope, found[0], view.kernel.take(self.states), index, v0, as_held=True)
         ends = {None: [split], 0: [split, zero], 1: [zero, v0]}
         dims = [] if self.decayed is None else [4]
         scope.add(tile.StoreOp(found[1], view.kernel.take(self.totals), [*index, *ends[self.decayed]], dims))
 
     def load(self, scope: Scope, view: View, piece: Index, v0: SSAValue) -> SSAValue:
         """The state before a piece, once they have been passed on."""
-        return self.state.load(scope, view.kernel.take(self.states), [view.n, view.h, scope.value(piece)], v0)
+        index = [view.n, view.h, scope.value(piece)]
+        return self.state.load(scope, view.kernel.take(self.states), index, v0, as_held=True)
 
     def passed(self, walk: Walk) -> None:
         """Turns what each piece adds into the state before it; writes the state at the end."""
         plan = self.setting.plan
         value = Head(self.state.value.size, min(COLUMNS, self.state.value.tile))
-        state = State(self.state.key, value)
+        state = State(self.state.key, value, self.state.turned)
         kernel = Kernel(f"{self.name}_pass", plan, Blocks(0, 0, 4, 1))
         scope = kernel.scope
         split, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
@@ -75,9 +77,9 @@ class Pieces:
         op, body, c, (before,) = loop(scope, 0, self.count, 1, [start], "c")
         piece = body.value(body.minus(self.count - 1, c, "piece") if walk.reverse else c)
         states, index = kernel.take(self.states), [n, h, piece]
-        added = state.load(body, states, index, v0, "added")
+        added = state.load(body, states, index, v0, "added", as_held=True)
         total = self._total(body, kernel, state, index, v0)
-        state.store(body, before, states, index, v0)
+        state.store(body, before, states, index, v0, as_held=True)
         terms = Terms(body, state.shape)
         axes = [] if self.decayed is None else [self.decayed]
         kept = terms.mul(terms.take(before, 0, 1), terms.exp2(terms.take(total, *axes)))

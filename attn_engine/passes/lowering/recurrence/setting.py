@@ -34,6 +34,7 @@ class Form:
     tf32: bool
     descriptors: bool = False
     turned: bool = False
+    chained: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:
@@ -286,19 +287,42 @@ class State:
         return -(-self.value.size // self.value.tile)
 
     def load(
-        self, scope: Scope, source: SSAValue, index: Sequence[SSAValue], v0: SSAValue, hint: str = "state"
+        self,
+        scope: Scope,
+        source: SSAValue,
+        index: Sequence[SSAValue],
+        v0: SSAValue,
+        hint: str = "state",
+        as_held: bool = False,
     ) -> SSAValue:
+        """The part of a state from value channel v0 on; `as_held` says that memory is turned where the tile is."""
         type_ = TensorType(tile.element_of(source), list(self.shape))
-        where = [*index, scope.value(0), v0]
-        return scope.add(tile.LoadOp(source, where, self._dims(index), type_, self._limits(scope)), hint).result
+        where, dims = self._place(scope, index, v0, as_held)
+        return scope.add(tile.LoadOp(source, where, dims, type_, self._limits(scope)), hint).result
 
-    def store(self, scope: Scope, value: SSAValue, target: SSAValue, index: Sequence[SSAValue], v0: SSAValue) -> None:
-        where = [*index, scope.value(0), v0]
-        scope.add(tile.StoreOp(value, target, where, self._dims(index), self._limits(scope)))
+    def store(
+        self,
+        scope: Scope,
+        value: SSAValue,
+        target: SSAValue,
+        index: Sequence[SSAValue],
+        v0: SSAValue,
+        as_held: bool = False,
+    ) -> None:
+        where, dims = self._place(scope, index, v0, as_held)
+        scope.add(tile.StoreOp(value, target, where, dims, self._limits(scope)))
 
-    def _dims(self, index: Sequence[SSAValue]) -> list[int]:
-        dims = [len(index), len(index) + 1]
-        return dims[::-1] if self.turned else dims
+    def held_sizes(self) -> tuple[int, int]:
+        """The last two sizes of memory that is turned where the tile is."""
+        return (self.value.size, self.key.size) if self.turned else (self.key.size, self.value.size)
+
+    def _place(
+        self, scope: Scope, index: Sequence[SSAValue], v0: SSAValue, as_held: bool
+    ) -> tuple[list[SSAValue], list[int]]:
+        zero, dims = scope.value(0), [len(index), len(index) + 1]
+        if as_held and self.turned:
+            return [*index, v0, zero], dims
+        return [*index, zero, v0], dims[::-1] if self.turned else dims
 
     def _limits(self, scope: Scope) -> dict[int, SSAValue]:
         key, value = (1, 0) if self.turned else (0, 1)

@@ -21,8 +21,9 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
-from attn_engine.passes.lowering.recurrence.pieces import Pieces
+from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Index, Scope
@@ -66,6 +67,7 @@ class Sweep:
         self.prepared: Prepared | None = None
         self.solved: Solved | None = None
         self.kept: Kept | None = None
+        self.chain: Chain | None = None
         form = setting.form
         self.sizes = Sizes(setting, [walk.q, walk.k, walk.v], walk.bounds)
         self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
@@ -79,7 +81,10 @@ class Sweep:
     def run(self, rows: SSAValue | None) -> None:
         """`rows` [splits, B, H, T] get the sums of dot * o."""
         self.rows, pieces = rows, None
-        if self.setting.form.pieces > 1:
+        self.chain = None
+        if self.setting.form.chained:
+            self.chain = Chain(self.setting, self.sizes, self.state)
+        elif self.setting.form.pieces > 1:
             pieces = Pieces(self.setting, self.sizes, self.state, self.walk.name, self.chunk.decayed)
             self._kernel("states", None, pieces)
             pieces.passed(self.walk)
@@ -93,11 +98,13 @@ class Sweep:
         scope = kernel.scope
         first, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
         split, piece = self._place(scope, first)
+        if self.chain is not None:
+            piece, n = self.chain.place(scope, n, kernel.take(self.sizes.sequences), walk.reverse)
         self.view = view = View(self.sizes, kernel, h, n)
         self.v0 = scope.value(scope.times(split, self.value.tile, "v0"))
         self.split = scope.value(split)
         own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(form.chunk)), "chunks").result
-        lo, hi = (0, own) if pieces is None else pieces.range(scope, own, piece)
+        lo, hi = (0, own) if form.pieces == 1 else chunks_of(scope, own, piece, form.pieces)
         for operand in (walk.q, walk.k, walk.v, walk.dot):
             if operand is not None:
                 view.head(operand)
@@ -110,10 +117,13 @@ class Sweep:
         close(body, self.chunk(self, body, t0, outputs).run(inside))
         if pieces is not None and outputs is None:
             pieces.store(scope, view, (op.results[0], op.results[1]), piece, self.split, self.v0)
+        elif self.chain is not None:
+            self.chain.finish(self, scope, view, scope.value(piece), op.results[0])
         elif pieces is None and walk.final is not None:
             self.state.store(scope, op.results[0], kernel.take(walk.final), [n, h], self.v0)
-        programs = plan.scope.value(self.state.splits * form.pieces)
-        self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, self.sizes.sequences]))
+        sequences = self.sizes.sequences if self.chain is None else self.chain.programs
+        programs = plan.scope.value(self.state.splits * (form.pieces if self.chain is None else 1))
+        self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, sequences]))
 
     def _no_decay(self, scope: Scope) -> SSAValue:
         """The sum of no log decays."""
@@ -128,6 +138,8 @@ class Sweep:
     def _place(self, scope: Scope, first: SSAValue) -> tuple[Index, Index]:
         """Splits of one state are neighbours, so that the second finds q and k in the cache."""
         splits, pieces = self.state.splits, self.setting.form.pieces
+        if self.chain is not None:
+            return (0 if splits == 1 else first), 0
         if splits == 1:
             return 0, first
         if pieces == 1:
@@ -140,11 +152,12 @@ class Sweep:
         view, walk = self.view, self.walk
         if pieces is not None and outputs is not None:
             return pieces.load(scope, view, piece, self.v0)
+        state = scope.splat(self.state.shape, 0.0, "state")
         if pieces is None and walk.initial is not None:
             loaded = self.state.load(scope, view.take(walk.initial), [view.n, view.h], self.v0)
             terms = Terms(scope, self.state.shape)
-            return terms.result(terms.take(loaded, 0, 1))
-        return scope.splat(self.state.shape, 0.0, "state")
+            state = terms.result(terms.take(loaded, 0, 1))
+        return state if self.chain is None else self.chain.start(self, scope, view, scope.value(piece), state)
 
 
 class Chunk:
