@@ -22,6 +22,7 @@ from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op
 from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose
+from attn_engine.runtime.decoding import Decoding, adapted, decoding
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.evaluator import check_definition
@@ -65,6 +66,7 @@ class Known(NamedTuple):
     """The largest of `MULTIPLES` that divides both lengths."""
     in_blocks: bool
     """Descriptors can be made of q, k and v."""
+    decoding: Decoding
 
 
 @dataclass(eq=False)
@@ -157,7 +159,8 @@ class Attention(Inspection):
         trace.rules.check(captures, sizes)
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
-        known = Known(factor > 0, trace.rules.covered(captures, sizes), length, multiple, in_blocks((q, k, v)))
+        covered, in_few = trace.rules.covered(captures, sizes), decoding(sizes, target_of(q.device, self.backend))
+        known = Known(factor > 0, covered, length, multiple, in_blocks((q, k, v)), in_few)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -211,7 +214,8 @@ class Attention(Inspection):
         tf32: bool,
     ) -> Compiled:
         """Built for the first target that takes this attention; the last one's refusal is the caller's."""
-        *preferred, last = targets
+        plain = known.decoding is not Decoding.NO or self.options.parts is not None
+        *preferred, last = targets[-1:] if plain else targets
         for target in preferred:
             with suppress(AsyncUnsupportedError, UnsupportedOpError):
                 return self._build(trace, target, wrt, inputs, known, tf32)
@@ -221,11 +225,11 @@ class Attention(Inspection):
         self, trace: Trace, target: Target, wrt: tuple[str, ...], inputs: Inputs, known: Known, tf32: bool
     ) -> Compiled:
         default = default_schedule(target, trace.traced.module, tf32, known.length)
-        schedule = self.options.apply(default)
+        schedule = self.options.apply(adapted(default, known.decoding, target, trace.traced.module))
         backend = get_backend(target.backend)
         multiple = known.multiple if backend.knows_whole else 1
         # Making descriptors costs time on the host, which few positions do not hide.
-        pays = known.in_blocks and known.length is not Length.SHORT
+        pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
         descriptors = pays and backend.copies_blocks and arch_for(target).copies_blocks
         request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple, descriptors)
         if self.tuner is not None and not inputs[0].is_meta:

@@ -43,12 +43,14 @@ class KernelOptions:
 
     edits: tuple[tuple[str, str, int], ...] = ()
     backend: str | None = None
+    parts: int | None = None
+    """Of the keys in the forward pass, instead of as many as the device can use."""
 
     def apply(self, schedule: Schedule) -> Schedule:
         for kernel, name, value in self.edits:
             edited: KernelSchedule = replace(getattr(schedule, kernel), **{name: value})
             schedule = replace(schedule, **{kernel: edited})
-        return schedule
+        return schedule if self.parts is None else replace(schedule, parts=self.parts, programs=0)
 
 
 def read_kernel_options(options: Mapping[str, object] | None) -> KernelOptions:
@@ -59,6 +61,7 @@ def read_kernel_options(options: Mapping[str, object] | None) -> KernelOptions:
     """
     edits: list[tuple[str, str, int]] = []
     backend: str | None = None
+    parts: int | None = None
     for key, value in (options or {}).items():
         prefix = next(p for p in _PREFIXES if key.startswith(p))
         name = key.removeprefix(prefix)
@@ -66,17 +69,18 @@ def read_kernel_options(options: Mapping[str, object] | None) -> KernelOptions:
             edits += _edits(key, name, _PREFIXES[prefix], value)
         elif name == "BACKEND":
             backend = _backend(key, value)
+        elif name == "SPLIT_KV":
+            parts = _positive(key, value)
         elif name not in _HINTS:
-            known = ", ".join(sorted([*_SIZES, *_HINTS, "BACKEND"]))
+            known = ", ".join(sorted([*_SIZES, *_HINTS, "BACKEND", "SPLIT_KV"]))
             raise KernelOptionError(key, f"unknown here; there are {known}, and with fwd_ or bwd_ before them")
         elif not isinstance(value, bool):
             raise KernelOptionError(key, f"{value!r} is neither True nor False")
-    return KernelOptions(tuple(edits), backend)
+    return KernelOptions(tuple(edits), backend, parts)
 
 
 def _edits(key: str, name: str, wanted: tuple[str, ...], value: object) -> list[tuple[str, str, int]]:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise KernelOptionError(key, f"{value!r} is no positive whole number")
+    value = _positive(key, value)
     kernels, field = _SIZES[name]
     if name in ("BLOCK_M", "BLOCK_N") and wanted is BACKWARD:
         kernels = BACKWARD
@@ -84,6 +88,12 @@ def _edits(key: str, name: str, wanted: tuple[str, ...], value: object) -> list[
     if field != "num_stages" and (value < smallest or value & (value - 1)):
         raise KernelOptionError(key, f"{value} is no power of two from {smallest} up")
     return [(kernel, field, value) for kernel in kernels if kernel in wanted]
+
+
+def _positive(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise KernelOptionError(key, f"{value!r} is no positive whole number")
+    return value
 
 
 def _backend(key: str, value: object) -> str | None:

@@ -1,0 +1,76 @@
+"""Few queries over many keys: small blocks of queries, keys in parts where a device would be idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine.errors import KernelOptionError
+from attn_engine.frontend.build import build
+from attn_engine.frontend.checks import Sizes
+from attn_engine.frontend.definition import Definition
+from attn_engine.runtime.decoding import Decoding, adapted, decoding
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.schedules import default_schedule
+from tests.support.compare import check, qkv, randn
+
+H100 = Target("triton", "sm_90")
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def sizes(q_len: int, kv_len: int, batch: int = 1, heads: int = 8) -> Sizes:
+    return Sizes(batch, heads, heads, q_len, kv_len, 64, 64)
+
+
+def test_classes_of_calls():
+    assert decoding(sizes(1, 8192), H100) is Decoding.PARTS
+    assert decoding(sizes(16, 1024), H100) is Decoding.PARTS
+    assert decoding(sizes(1, 8192, batch=128), H100) is Decoding.WHOLE
+    assert decoding(sizes(17, 8192), H100) is decoding(sizes(1, 1023), H100) is Decoding.NO
+    assert decoding(sizes(1, 8192), Target("tilelang", "sm_90")) is Decoding.NO
+
+
+def test_schedules_of_few_queries():
+    module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
+    default = default_schedule(H100, module)
+    parts = adapted(default, Decoding.PARTS, H100, module)
+    assert (parts.forward.block_m, parts.programs) == (16, 264)
+    assert adapted(default, Decoding.WHOLE, H100, module).programs == 0
+    assert adapted(default, Decoding.NO, H100, module) is default
+    assert parts.dq == default.dq and "programs=264" in parts.pass_options()
+
+
+def launches(attend: attn_engine.Attention, *tensors: torch.Tensor) -> int:
+    attend(*tensors)
+    (compiled,) = attend._memory.compiled.values()
+    return compiled.tile_ir.split("tile.plan @forward")[1].count("tile.launch")
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_parts_on_threads():
+    tensors = qkv(h=1, sq=1, skv=2100)
+    assert launches(attn_engine.compile(backend="cpu"), *tensors) == 2
+    assert launches(attn_engine.compile(backend="cpu"), *qkv(h=4, sq=1, skv=2100)) == 1
+    assert launches(attn_engine.compile(backend="cpu"), *qkv(h=1, sq=40, skv=2100)) == 1
+    bias = randn(2100)
+    check(lambda bias: {"score_mod": lambda s, b, h, q, kv: s + bias[kv]}, tensors, {"bias": bias})
+
+
+def test_the_option_of_flex_attention():
+    q, k, v = qkv(sq=3, skv=700)
+    want = attn_engine.flex_attention(q, k, v)
+    for parts in (1, 2, 5):
+        got = attn_engine.flex_attention(q, k, v, kernel_options={"SPLIT_KV": parts})
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    with pytest.raises(KernelOptionError, match="SPLIT_KV"):
+        attn_engine.flex_attention(q, k, v, kernel_options={"SPLIT_KV": 0})
