@@ -329,3 +329,36 @@ rows {
 ^bb0(%x: f32, %dp: f32, %b: i64, %h: i64, %i: i64, %j: i64, %delta: f32):
   attn.yield %x : f32
 }
+
+// -----
+
+// CHECK: kinds: block arguments are (i64, i64, i64, i64, i64, i64), expected (i64, i64, i64, i64, i64, i64, i64, i64)
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.attention %q, %k, %v scale %scale : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+row {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64):
+  attn.yield %s : f32
+} query_terms {
+^bb0(%b: i64, %h: i64, %i: i64):
+  attn.yield %i : i64
+} key_terms {
+^bb0(%b: i64, %h: i64, %j: i64):
+  attn.yield
+} kinds {
+^bb0(%ql: i64, %qh: i64, %kl: i64, %kh: i64, %b: i64, %h: i64):
+  %c = arith.cmpi eq, %ql, %kl : i64
+  attn.yield %c, %c : i1, i1
+}
+
+// -----
+
+// CHECK: query_terms, key_terms, kinds come together or not at all
+%q, %k, %v, %scale = "test.op"() : () -> (tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, f32)
+%o = attn.attention %q, %k, %v scale %scale : tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32>, tensor<1x2x8x4xf32> -> tensor<1x2x8x4xf32>
+row {
+^bb0(%s: f32, %b: i64, %h: i64, %i: i64, %j: i64):
+  attn.yield %s : f32
+} query_terms {
+^bb0(%b: i64, %h: i64, %i: i64):
+  attn.yield %i : i64
+}
