@@ -12,7 +12,7 @@ from xdsl.dialects.test import TestOp
 from attn_engine.backends.backend import BACKENDS, Level, get_backend
 from attn_engine.backends.code_writer import CodeWriter, Names, python_literal
 from attn_engine.errors import BackendError
-from tests.backends.test_cpu import CPU, check, emit, parse
+from tests.support.cpu import CPU, check, emit, parse
 
 
 def test_manifests_load():

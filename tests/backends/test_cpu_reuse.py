@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.test_cpu import CPU, LOAD, STORE, XY, check, legalized, program, xy
+from tests.support.cpu import CPU, LOAD, STORE, XY, check, legalized, program, xy
 
 T = "tensor<4x4xf32>"
 
