@@ -168,22 +168,44 @@ class SliceLayoutAttr(ParametrizedAttribute):
 
 @irdl_attr_definition
 class PaddedAttr(ParametrizedAttribute):
-    """Rows in shared memory, each followed by unused elements, so that columns fall on different banks: ``#tile.padded<8>``."""
+    """Rows in shared memory, each followed by unused elements, so that columns fall on different banks: ``#tile.padded<8>``.
+
+    With a second number, ``#tile.padded<8, 16>``, runs of 4 columns change places in each group of that many: run r lies
+    in the place of the first run of a pair if it is of the group's first half, of the second if of the other.
+    """
 
     name = "tile.padded"
     elements: IntAttr = param_def()
+    group: IntAttr = param_def()
 
-    def __init__(self, elements: int | IntAttr):
-        super().__init__(_int(elements))
+    def __init__(self, elements: int | IntAttr, group: int | IntAttr = 0):
+        super().__init__(_int(elements), _int(group))
+
+    def column(self, column: int) -> int:
+        """Where a column of a row lies."""
+        group = self.group.data
+        if not group:
+            return column
+        run, halves = column % group // 4, group // 8
+        return column // group * group + (run % halves * 2 + run // halves) * 4 + column % 4
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
-            return (IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False)),)
+            elements = parser.parse_integer(allow_boolean=False, allow_negative=False)
+            grouped = parser.parse_optional_punctuation(",") is not None
+            group = parser.parse_integer(allow_boolean=False, allow_negative=False) if grouped else 0
+            return (IntAttr(elements), IntAttr(group))
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
-            printer.print_string(str(self.elements.data))
+            printer.print_string(
+                f"{self.elements.data}, {self.group.data}" if self.group.data else str(self.elements.data)
+            )
+
+    def verify(self) -> None:
+        if self.group.data not in (0, 16, 32):
+            raise VerifyException(f"columns are grouped by 16 or 32, got {self.group.data}")
 
 
 @irdl_attr_definition

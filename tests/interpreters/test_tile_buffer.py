@@ -188,3 +188,14 @@ def test_swizzled_rows_are_permutations():
     assert all(sorted(row) == list(range(64)) for row in rows)
     assert len({row[0] for row in rows}) == 8
     assert str(PaddedAttr(8)) == "#tile.padded<8>"
+
+
+@pytest.mark.parametrize(("depth", "size"), [(16, 32), (32, 16)])
+def test_grouped_columns_lie_as_a_lane_multiplies_them(depth: int, size: int):
+    """The elements along k of one lane lie side by side, in the order of its registers."""
+    padded, layout = PaddedAttr(8, depth), MfmaAttr((size, size, depth), Part.A, (1, 1))
+    assert sorted(map(padded.column, range(64))) == list(range(64))
+    for lane in range(0, WAVE, size):
+        places = [padded.column(layout.place(lane, register)[1]) for register in range(8)]
+        assert places == list(range(places[0], places[0] + 8))
+        assert places[0] % 8 == 0

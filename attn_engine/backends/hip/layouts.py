@@ -270,12 +270,12 @@ def _lay_out(kernel: tile.KernelOp) -> None:
     vectors = _Vectors(kernel)
     groups = _Groups(kernel)
     chosen: dict[SSAValue, MfmaAttr] = {}
-    new: list[tuple[memory.BufferAllocOp, Attribute | None]] = []
+    new: list[tuple[memory.BufferAllocOp, Attribute]] = []
+    shared: list[memory.BufferAllocOp] = []
     for alloc in _buffers(kernel):
         type_ = memory.buffer_type(alloc.result)
         if type_.memory_space is MemorySpace.SHARED:
-            padding = PaddedAttr(PADDING_BYTES // _bytes(type_.element_type))
-            new.append((alloc, padding if _rank(alloc.result) == 2 else None))
+            shared.append(alloc)
             continue
         root = groups.root(alloc.result)
         if root not in chosen:
@@ -283,9 +283,33 @@ def _lay_out(kernel: tile.KernelOp) -> None:
         new.append((alloc, _layout_of(alloc, chosen[root], vectors.removed(alloc.result))))
     for alloc, layout in new:
         _replace_alloc(alloc, memory.BufferAllocOp(memory.buffer_type(alloc.result), layout))
+    for alloc in shared:
+        layout = _in_lds(alloc) if _rank(alloc.result) == 2 else None
+        _replace_alloc(alloc, memory.BufferAllocOp(memory.buffer_type(alloc.result), layout))
     for op in kernel.walk():
         if isinstance(op, compute.GemmOp):
             op.properties.pop("split", None)
+
+
+def _in_lds(alloc: memory.BufferAllocOp) -> PaddedAttr:
+    """Rows padded; where products alone read a tile, along its rows, what a lane multiplies at once lies together."""
+    bits = _bytes(memory.buffer_type(alloc.result).element_type)
+    padding = PADDING_BYTES // bits
+    read = [use.operation for use in alloc.result.uses if alloc.result in reads(use.operation)]
+    depths = {_depth_along_rows(op, alloc.result) for op in read}
+    depth = next(iter(depths)) if len(depths) == 1 else None
+    return PaddedAttr(padding, depth if depth is not None and bits == 2 else 0)
+
+
+def _depth_along_rows(op: Operation, tile_: SSAValue) -> int | None:
+    """How deep the instructions are that read a tile along its rows: two runs of a lane; None for other ops."""
+    if not isinstance(op, compute.GemmOp):
+        return None
+    along = [op.transpose_a is None] * (op.a is tile_) + [op.transpose_b is not None] * (op.b is tile_)
+    held = memory.fragment_layout(op.acc)
+    assert isinstance(held, MfmaAttr)
+    m, _, depth = held.instruction
+    return depth if all(along) and m * depth // WAVE == 8 else None
 
 
 def _choose_layouts(kernel: tile.KernelOp, keep: bool) -> None:

@@ -70,7 +70,8 @@ def _write(source: str, directory: Path) -> Path:
 @cache
 def _knows(arch: str) -> bool:
     """Whether the system's clang compiles for an architecture."""
-    cpus = subprocess.run([clang(), f"--target={_TARGET}", "--print-supported-cpus"], capture_output=True, text=True)
+    command = [clang(), f"--target={_TARGET}", "-nogpulib", "--print-supported-cpus"]
+    cpus = subprocess.run(command, capture_output=True, text=True, check=False)
     return re.search(rf"^\s*{re.escape(arch)}\b", cpus.stdout + cpus.stderr, re.MULTILINE) is not None
 
 

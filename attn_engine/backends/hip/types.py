@@ -120,7 +120,8 @@ def shared(type_: BufferType, lies: Attribute | None) -> str:
     sizes = ", ".join(map(str, shape if len(shape) == 2 else (1, *shape)))
     name = element(type_.element_type)
     if isinstance(lies, PaddedAttr):
-        return f"attn::Shared<{name}, {sizes}, attn::Padded<{lies.elements.data}>>"
+        places = f"{lies.elements.data}, {lies.group.data}" if lies.group.data else str(lies.elements.data)
+        return f"attn::Shared<{name}, {sizes}, attn::Padded<{places}>>"
     if isinstance(lies, SwizzledAttr):
         places = ", ".join(str(n.data) for n in (lies.vector, lies.per_phase, lies.phases))
         return f"attn::Shared<{name}, {sizes}, attn::Swizzled<{places}>>"

@@ -5,7 +5,7 @@
 // CHECK-LABEL: tile.kernel @two_products
 // CHECK-SAME: explicit_barriers
 tile.kernel @two_products(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, %n: i32) attributes {threads = 256 : i64} {
-  // CHECK: %left = tile.buffer_alloc layout #tile.padded<8> : !tile.buffer<64x64xf16, shared>
+  // CHECK: %left = tile.buffer_alloc layout #tile.padded<8, 16> : !tile.buffer<64x64xf16, shared>
   %left = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
   // CHECK: %right = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf16, register>
   %right = tile.buffer_alloc : !tile.buffer<64x128xf16, shared>

@@ -6,6 +6,7 @@
 #define ATTN_BOTH inline
 #define ATTN_SHARED static __attribute__((section("attn_lds")))
 #define ATTN_KERNEL(threads)
+#define ATTN_INLINE
 #define ATTN_UNROLL
 #define ATTN_ROLLED
 

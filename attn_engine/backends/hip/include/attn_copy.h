@@ -149,7 +149,7 @@ constexpr int copy_length() {
 template <int THREADS, int UNIT, int N, class S, class F>
 ATTN_DEVICE void for_vectors(F visit) {
   constexpr int per_line = S::size(UNIT) / N, lines = S::size(1 - UNIT), units = per_line * lines;
-  const auto step = [&](int unit) {
+  const auto step = [&](int unit) ATTN_INLINE {
     if (units % THREADS && unit >= units) return;
     const int line = UNIT == 1 ? unit / per_line : unit % lines;
     const int along = (UNIT == 1 ? unit % per_line : unit / lines) * N;
@@ -164,13 +164,13 @@ ATTN_DEVICE void for_vectors(F visit) {
 
 template <int THREADS, int N, class W, class S>
 ATTN_DEVICE void copy_in_vectors(const W &from, S &to) {
-  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) {
+  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) ATTN_INLINE {
     to.template write<W::unit, N>(row, column, from.template read<W::unit, N, true>(row, column));
   });
 }
 template <int THREADS, int N, class S, class W>
 ATTN_DEVICE void copy_out_vectors(const S &from, const W &to) {
-  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) {
+  for_vectors<THREADS, W::unit, N, S>([&](int row, int column) ATTN_INLINE {
     to.template write<W::unit, N, true>(row, column, from.template read<W::unit, N>(row, column));
   });
 }
@@ -235,25 +235,26 @@ ATTN_DEVICE void copy_in(const W &from, Staged<T, H, WIDTH, UNIT, THREADS> &to) 
   using S = Staged<T, H, WIDTH, UNIT, THREADS>;
   static_assert(W::unit == UNIT, "staged along another axis than memory is read");
   if (__builtin_expect(from.together(), true)) {
-    S::for_groups([&](int first, int row, int column) {
+    S::for_groups([&](int first, int row, int column) ATTN_INLINE {
       ATTN_UNROLL for (int i = 0; i < S::side; ++i)
           to.set_vector(first + i, from.template read<UNIT, S::length, true>(row, column + i * (1 - UNIT)));
     });
     return;
   }
   // One vector after the other, and packed at once; their many addresses are not kept: registers are for others.
-  S::for_groups([&](int first, int row, int column) {
+  S::for_groups([&](int first, int row, int column) ATTN_INLINE {
     ATTN_UNROLL for (int i = 0; i < S::side; ++i) {
       const int r = opaque(row), c = opaque(column) + i * (1 - UNIT);
-      to.set_vector(first + i, from.template read<UNIT, S::length, false>(r, c));
-      ATTN_UNROLL for (int w = 0; w < S::words; ++w) to.data[first + i][w] = opaque(to.data[first + i][w]);
+      auto words = __builtin_bit_cast(typename S::Words, from.template read<UNIT, S::length, false>(r, c));
+      ATTN_UNROLL for (int w = 0; w < S::words; ++w) words[w] = opaque(words[w]);
+      to.data[first + i] = words;
     }
   });
 }
 template <int THREADS, class T, int H, int WIDTH, int UNIT, class PLACE>
 ATTN_DEVICE void copy(const Staged<T, H, WIDTH, UNIT, THREADS> &from, Shared<T, H, WIDTH, PLACE> &to) {
   using S = Staged<T, H, WIDTH, UNIT, THREADS>;
-  S::for_groups([&](int first, int row, int column) {
+  S::for_groups([&](int first, int row, int column) ATTN_INLINE {
     if constexpr (S::side == 1) {
       to.template write<UNIT, S::length>(row, column, from.get_vector(first));
     } else {

@@ -6,6 +6,7 @@
 #define ATTN_BOTH __attribute__((host, device, always_inline)) inline
 #define ATTN_SHARED __attribute__((shared))
 #define ATTN_KERNEL(threads) __attribute__((global, amdgpu_flat_work_group_size(threads, threads)))
+#define ATTN_INLINE __attribute__((always_inline))
 #define ATTN_UNROLL _Pragma("unroll")
 #define ATTN_ROLLED _Pragma("clang loop unroll(disable)")
 

@@ -11,6 +11,8 @@ template <int AXIS, int SIZE, int K, class L, class S>
 ATTN_DEVICE auto operand(const S &tile, int start, int k) {
   constexpr int n = SIZE * K / WAVE, run = n < 4 ? n : 4, groups = WAVE / SIZE;
   const int across = start + lane() % SIZE, along = k + lane() / SIZE * run;
+  if constexpr (S::template group<1 - AXIS> == K)
+    return AXIS == 0 ? tile.read_pair(across, along) : tile.read_pair(along, across);
   Vec<typename S::Element, n> values;
   ATTN_UNROLL for (int e = 0; e < n; e += run) {
     const int place = along + e * groups;

@@ -96,10 +96,10 @@ ATTN_DEVICE void reduce(const Fragment<T, H, W, L> &from, Vector<T, N, REMOVED, 
   static_assert(WAVES == L::split(AXIS), "scratch for another number of waves");
   ATTN_UNROLL for (int i = 0; i < to.count; ++i) {
     if constexpr (AXIS == L::lane_axis) {
-      const T own = detail::fold<OP, F::count / F::line>([&](int j) { return from.get(j * F::line + i); });
+      const T own = detail::fold<OP, F::count / F::line>([&](int j) ATTN_INLINE { return from.get(j * F::line + i); });
       to.set(i, detail::over_lanes<OP, 1, L::across>(own));
     } else {
-      const T own = detail::fold<OP, F::line>([&](int j) { return from.get(i * F::line + j); });
+      const T own = detail::fold<OP, F::line>([&](int j) ATTN_INLINE { return from.get(i * F::line + j); });
       to.set(i, detail::over_lanes<OP, L::across, WAVE>(own));
     }
   }
@@ -111,7 +111,7 @@ template <class OP, class T, int N, int REMOVED, class L, int WAVES>
 ATTN_DEVICE T total(const Vector<T, N, REMOVED, L> &from, Scratch<T, 1, WAVES> &scratch) {
   using V = Vector<T, N, REMOVED, L>;
   static_assert(WAVES == L::split(V::kept), "scratch for another number of waves");
-  const T own = detail::fold<OP, V::count>([&](int i) { return from.get(i); });
+  const T own = detail::fold<OP, V::count>([&](int i) ATTN_INLINE { return from.get(i); });
   T result = detail::over_lanes<OP, V::on_lanes ? 1 : L::across, V::on_lanes ? L::across : WAVE>(own);
   if constexpr (WAVES > 1) {
     barrier();

@@ -3,22 +3,30 @@
 
 namespace attn {
 
-// Rows of W elements, each followed by E unused ones.
-template <int E>
+// Rows of W elements, each followed by E unused ones. With a GROUP, runs of 4 change places in each group of that many
+// columns, so that the two runs which a lane multiplies lie side by side: those of the first half, then of the second.
+template <int E, int GROUP = 0>
 struct Padded {
+  static constexpr int group = GROUP;
   template <int W>
   static constexpr int pitch = W + E;
   template <int W>
   ATTN_DEVICE static int place(int row, int column) {
+    if constexpr (GROUP > 0) {
+      static_assert(W % GROUP == 0, "columns do not divide into groups");
+      const int run = column % GROUP / 4, halves = GROUP / 8;
+      column = column / GROUP * GROUP + (run % halves * 2 + run / halves) * 4 + column % 4;
+    }
     return row * pitch<W> + column;
   }
   template <int W>
-  static constexpr int vector = pitch<W>;
+  static constexpr int vector = GROUP > 0 ? 4 : pitch<W>;
 };
 
 // Column c of row r lies at ((c / V) ^ (r / P % PHASES)) * V + c % V.
 template <int V, int P, int PHASES>
 struct Swizzled {
+  static constexpr int group = 0;
   template <int W>
   static constexpr int pitch = W;
   template <int W>
@@ -47,28 +55,43 @@ struct Shared {
   ATTN_DEVICE T get(int row, int column) const { return load_lane<T>(data[place(row, column)]); }
   ATTN_DEVICE void set(int row, int column, T value) { data[place(row, column)] = store_lane(value); }
 
-  // How many neighbours of a row, from a multiple of N on, lie together and aligned: N or 1.
+  // How many neighbours of a row, from a multiple of N on, lie together and aligned: N, or less.
   template <int N>
-  static constexpr bool together = PLACE::template vector<W> % N == 0 && PLACE::template pitch<W> % N == 0 && W % N == 0;
+  static constexpr int together() {
+    int n = N;
+    while (PLACE::template vector<W> % n || PLACE::template pitch<W> % n || W % n) n /= 2;
+    return n;
+  }
 
   // N elements from (row, column) on along AXIS.
   template <int AXIS, int N>
   ATTN_DEVICE Vec<T, N> read(int row, int column) const {
-    if constexpr (AXIS == 1 && together<N>) return *reinterpret_cast<const Vec<T, N> *>(&data[place(row, column)]);
+    constexpr int n = AXIS == 1 ? together<N>() : 1;
     Vec<T, N> values;
-    ATTN_UNROLL for (int e = 0; e < N; ++e)
-        values[e] = data[AXIS == 0 ? place(row + e, column) : place(row, column + e)];
+    ATTN_UNROLL for (int e = 0; e < N; e += n) {
+      const int r = AXIS == 0 ? row + e : row, c = AXIS == 0 ? column : column + e;
+      const auto part = *reinterpret_cast<const Vec<T, n> *>(&data[place(r, c)]);
+      ATTN_UNROLL for (int i = 0; i < n; ++i) values[e + i] = part[i];
+    }
     return values;
   }
   template <int AXIS, int N>
   ATTN_DEVICE void write(int row, int column, Vec<T, N> values) {
-    if constexpr (AXIS == 1 && together<N>) {
-      *reinterpret_cast<Vec<T, N> *>(&data[place(row, column)]) = values;
-    } else {
-      ATTN_UNROLL for (int e = 0; e < N; ++e)
-          data[AXIS == 0 ? place(row + e, column) : place(row, column + e)] = values[e];
+    constexpr int n = AXIS == 1 ? together<N>() : 1;
+    ATTN_UNROLL for (int e = 0; e < N; e += n) {
+      Vec<T, n> part;
+      ATTN_UNROLL for (int i = 0; i < n; ++i) part[i] = values[e + i];
+      const int r = AXIS == 0 ? row + e : row, c = AXIS == 0 ? column : column + e;
+      *reinterpret_cast<Vec<T, n> *>(&data[place(r, c)]) = part;
     }
   }
+  // The two runs of 4 of a group that lie side by side, the first of them at (row, column).
+  ATTN_DEVICE Vec<T, 8> read_pair(int row, int column) const {
+    return *reinterpret_cast<const Vec<T, 8> *>(&data[place(row, column)]);
+  }
+  // The group's length along an axis; 0 along the other one.
+  template <int AXIS>
+  static constexpr int group = AXIS == 1 ? PLACE::group : 0;
 };
 
 template <class T, int N>
@@ -78,11 +101,14 @@ using SharedVector = Shared<T, 1, N>;
 template <class S>
 struct Transposed {
   using Element = typename S::Element;
+  template <int AXIS>
+  static constexpr int group = S::template group<1 - AXIS>;
   const S &tile;
   template <int AXIS, int N>
   ATTN_DEVICE Vec<Element, N> read(int row, int column) const {
     return tile.template read<1 - AXIS, N>(column, row);
   }
+  ATTN_DEVICE Vec<Element, 8> read_pair(int row, int column) const { return tile.read_pair(column, row); }
 };
 template <class S>
 ATTN_DEVICE Transposed<S> transposed(const S &tile) {
