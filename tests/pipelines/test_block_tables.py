@@ -7,6 +7,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp, f32
 
 import attn_engine
+from attn_engine.backends.backend import get_backend
 from attn_engine.dialects import attn
 from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
@@ -18,8 +19,6 @@ from attn_engine.passes.lowering.tables import Tables
 from attn_engine.runtime import driver
 from tests.support.engines import ALL, SMALL, blocks
 
-CAPTURED = 2
-
 
 class Exposed(Tables):
     """Bounds and tables as arguments of the plan in place of temporaries."""
@@ -29,8 +28,8 @@ class Exposed(Tables):
         return self.plan.argument(f"{hint}{len(self.made)}", lowering.tile.GlobalType(4, element))
 
 
-def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), backend=None):
-    """Ranges [batch or 1, heads or 1, blocks, 4] of a mask, by the tile interpreter or a backend."""
+def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), run=run_plan):
+    """Ranges [batch or 1, heads or 1, blocks, 4] of a mask, by the tile interpreter."""
     traced = build(Definition(None, mask_mod, None), dtype=torch.float32, head_dim=8, head_dim_v=8)
     op = next(o for o in driver.to_attn(traced.module, ()).walk() if isinstance(o, attn.OnlineOp))
     plan = Plan("tables")
@@ -50,7 +49,7 @@ def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), backend
     counts = [-(-(skv if transposed else sq) // own), -(-(sq if transposed else skv) // other)]
     made = [torch.full((*lead, 8, n), 77) for n in counts]
     result = torch.full((*lead, counts[0], 4), -7, dtype=torch.int32)
-    run_plan(module, "tables", [q, k, k, *traced.captures, 1.0, *made, result], exact=False)
+    run(module, "tables", [q, k, k, *traced.captures, 1.0, *made, result])
     return result
 
 
@@ -100,6 +99,28 @@ def test_more_blocks_than_a_step_looks_at():
     with mock.patch.object(lowering, "CHUNK", 16):
         check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, exact=True)
         check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, transposed=True, exact=True)
+
+
+def _on_cpu(module, name, arguments):
+    cpu = get_backend("cpu")
+    driver.run_passes(module, cpu.pipeline)
+    cpu.build(cpu.emit(module))[name](*arguments)
+
+
+def test_a_million_positions():
+    """Ranges of 977 blocks: what is kept grows with the length, not with its square."""
+    size, block, length = 1_000_000, 1024, 5000
+    ids = torch.arange(size) // length
+    found = table(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), size, size, block, block, run=_on_cpu)
+    first = torch.arange(0, size, block)
+    last = (first + block - 1).clamp(max=size - 1)
+    lo = first // length * length // block * block
+    start, stop = found[0, 0, :, 0], found[0, 0, :, 3]
+    assert torch.equal(start.long(), lo) and torch.equal(stop.long(), (last // block + 1).mul(block).clamp(max=size))
+    whole = -(-(first // length * length) // block) * block
+    full = (first // length == last // length) & (whole < first)
+    assert torch.equal(found[0, 0, full, 1].long(), whole[full])
+    assert torch.equal(found[0, 0, full, 2].long(), first[full])
 
 
 def test_per_batch_and_head():

@@ -25,7 +25,7 @@ from attn_engine.passes.mask_intervals import LARGEST, SMALLEST
 
 NOWHERE = 1 << 30
 """The number of no block."""
-CHUNK = 128
+CHUNK = 1024
 """Blocks that a program of a ranges kernel looks at in one step."""
 ENDS = 4
 Position = tuple[Index, Index, Index, Index]
@@ -160,7 +160,7 @@ class _RangesKernel:
         others = tables.operands.blocks(tables.length(not self.queries), self.other, "other_blocks")
         target = tables.alloc([blocks, ENDS], i32, f"{side}_ranges")
         name = f"{tables.name}_{side}_ranges_{self.own}_{self.other}"
-        kernel = self.kernel = Kernel(name, tables.plan, Blocks(self.own, self.other, 1, 1))
+        kernel = self.kernel = Kernel(name, tables.plan, Blocks(self.own, self.other, 4, 1))
         scope = kernel.scope
         i, self.frame = tables.frame(kernel)
         self.others = kernel.take(others)
