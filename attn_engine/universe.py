@@ -46,6 +46,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "cpu-legalize": _lazy("backends.cpu.legalize", "CpuLegalizePass"),  # type: ignore[dict-item]
     "attn-derive-recurrence-backward": _lazy("passes.recurrence_backward", "AttnDeriveRecurrenceBackwardPass"),  # type: ignore[dict-item]
     "convert-recurrence-to-tile": _lazy("passes.convert_recurrence_to_tile", "ConvertRecurrenceToTilePass"),  # type: ignore[dict-item]
+    "attn-schedule-recurrence": _lazy("passes.attn_schedule_recurrence", "AttnScheduleRecurrencePass"),  # type: ignore[dict-item]
     "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]

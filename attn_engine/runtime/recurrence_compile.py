@@ -8,18 +8,14 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import ModuleOp
 
 from attn_engine import pipelines
-from attn_engine.arch import ARCHES, Arch, get_arch
+from attn_engine.arch import ARCHES, Vendor, get_arch
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
 from attn_engine.runtime.schedules import OLDEST
 
-PER_THREAD = 64
-"""Registers of a thread that may hold its part of a state."""
 WARPS, WARP = 4, 32
-WARPGROUP_ROWS = 64
-"""Rows of a product of four warps: a state of fewer value channels is no left operand."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,27 @@ class Schedule:
     descriptors: bool = False
     turned: bool = False
     chained: bool = False
+    split_f32: bool = False
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
         return f"convert-recurrence-to-tile{{{' '.join(f'{n}={v}' for n, v in options.items())}}}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What `attn-schedule-recurrence` decides by; tokens are rounded down to a power of two."""
+
+    arch: str
+    heads: int
+    tokens: int
+    blocks: bool
+
+    def spec(self) -> str:
+        return (
+            f"attn-schedule-recurrence{{arch={self.arch} heads={self.heads} tokens={self.tokens}"
+            f" blocks={str(self.blocks).lower()}}}"
+        )
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class Request:
     schedule: Schedule
     wrt: tuple[str, ...] = ()
     grouped: bool = True
+    place: Place | None = None
 
 
 @dataclass(eq=False)
@@ -81,11 +95,28 @@ class Compiled:
 
     def _plan(self, name: str, module: Callable[[], ModuleOp]) -> Callable[..., None]:
         if name not in self.plans:
-            backend = get_backend(self.request.backend)
-            tiles = to_tile(module(), self.request)
-            self.sources[name] = backend.emit(tiles)
-            self.plans[name] = backend.build(self.sources[name])[name.split("_")[0]]
+            self.plans[name] = self._built(scheduled(module(), self.request), name)
         return self.plans[name]
+
+    def _built(self, module: ModuleOp, name: str) -> Callable[..., None]:
+        """Calls that differ in heads and tokens alone have one plan, if these decide nothing."""
+        key = (str(module), self.request.backend, self.request.schedule)
+        if key not in _BUILT:
+            backend = get_backend(self.request.backend)
+            source = backend.emit(to_tile(module, self.request))
+            _BUILT[key] = source, backend.build(source)[name.split("_")[0]]
+        self.sources[name], plan = _BUILT[key]
+        return plan
+
+
+_BUILT: dict[tuple[str, str, Schedule], tuple[str, Callable[..., None]]] = {}
+
+
+def scheduled(module: ModuleOp, request: Request) -> ModuleOp:
+    """The same module, each op with the form that its place asks for."""
+    if request.place is not None:
+        run_passes(module, (request.place.spec(),))
+    return module
 
 
 def to_tile(module: ModuleOp, request: Request) -> ModuleOp:
@@ -109,53 +140,25 @@ def compiled_for(request: Request) -> Compiled:
 
 
 def default_schedule(
-    target: Target, kind: Kind, programs: int, tokens: int, tf32: bool, stepwise: bool, blocks: bool = False
-) -> Schedule:
-    """`programs` is the number of heads of all sequences; `stepwise` goes token by token.
+    target: Target, kind: Kind, heads: int, tokens: int, tf32: bool, stepwise: bool, blocks: bool = False
+) -> tuple[Schedule, Place | None]:
+    """`heads` are those of all sequences; `stepwise` goes token by token.
 
     `blocks` says that all tensors lie as descriptors want them (see `in_blocks`).
     """
     if target.backend == "cpu":
-        return Schedule(chunk=1 if stepwise else 64, pad=False)
+        return Schedule(chunk=1 if stepwise else 64, pad=False), None
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
     if stepwise:
-        return Schedule(chunk=1, value_block=16, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1)
-    value_block = _value_block(max(kind.key, kind.value))
-    schedule = Schedule(value_block=value_block, num_stages=_stages(arch, kind, value_block), tf32=tf32)
-    if blocks and arch.copies_blocks and not kind.bounds:
-        schedule = replace(schedule, descriptors=True, turned=value_block >= WARPGROUP_ROWS)
-    if kind.beta:
-        return schedule
-    return replace(schedule, pieces=_pieces(arch, programs * -(-kind.value // value_block), tokens))
-
-
-def _value_block(key: int) -> int:
-    """Value channels of a program, so that a state [key, block] of f32 leaves registers for the products."""
-    padded = 1 << (key - 1).bit_length()
-    return max(16, min(64, PER_THREAD * WARPS * WARP // padded))
-
-
-def _stages(arch: Arch, kind: Kind, value_block: int) -> int:
-    """Two, if two rounds of the tiles of q, k and v and the operands of the products fit into shared memory."""
-    size = kind.dtype.itemsize
-    channels = max(kind.key, kind.value)
-    padded = 1 << (channels - 1).bit_length()
-    tiles = 64 * (2 * padded + value_block) * size
-    products = (64 * 64 + padded * value_block) * size
-    return 2 if 2 * tiles + products <= arch.shared_per_block else 1
-
-
-def _pieces(arch: Arch, programs: int, tokens: int) -> int:
-    """1 if the programs fill half of the device; else the power of two that just does not overfill it."""
-    slots = 2 * arch.multiprocessors
-    pieces = 1
-    while programs and 2 * programs <= slots and programs * pieces * 2 <= slots and tokens >= pieces * 2 * 256:
-        pieces *= 2
-    return pieces
+        return Schedule(chunk=1, value_block=16, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
+    split = arch.tf32 and arch.vendor is Vendor.NVIDIA
+    copies = blocks and arch.copies_blocks and not kind.bounds
+    place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies)
+    return Schedule(tf32=tf32, descriptors=copies, split_f32=split), place
 
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:
     """The text of the forward plan, or with `wrt` of the backward plan, for any backend on any machine."""
     found = Compiled(replace(request, wrt=wrt))
     module = found.adjoint(d_final) if wrt else build_recurrence(request.kind)
-    return get_backend(request.backend).emit(to_tile(module, request))
+    return get_backend(request.backend).emit(to_tile(scheduled(module, request), request))

@@ -29,8 +29,9 @@ def compilation(
     heads, tokens = x.v.shape[1], x.v.shape[2]
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     blocks = in_blocks([x.q, x.k, x.v, *others])
-    schedule = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise or not kind.chunked, blocks)
-    return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads))
+    stepwise = stepwise or not kind.chunked
+    schedule, place = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise, blocks)
+    return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads, place))
 
 
 def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:

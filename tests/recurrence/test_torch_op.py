@@ -10,7 +10,7 @@ from attn_engine import errors
 from attn_engine.frontend.recurrence import Kind
 from attn_engine.runtime import recurrence_op
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.recurrence_compile import Schedule, default_schedule
+from attn_engine.runtime.recurrence_compile import Compiled, Place, Request, Schedule, default_schedule
 from attn_engine.runtime.recurrence_op import in_blocks
 from tests.recurrence.support import assert_near, inputs, leaves
 
@@ -77,26 +77,25 @@ def test_mistakes_are_named(change, error, message):
         attn_engine.recurrence(**given, backend="cpu")
 
 
-def test_schedules_of_a_gpu():
-    kind, target = Kind(torch.bfloat16, 128, 128, "token"), Target("triton", "sm_90")
-
-    def schedule(programs, tokens, kind=kind, target=target):
-        return default_schedule(target, kind, programs, tokens, tf32=False, stepwise=False)
-
-    assert schedule(128, 4096) == Schedule(value_block=64, pieces=1)
-    assert schedule(8, 32768).pieces == 16
-    assert schedule(8, 512).pieces <= 2
-    assert schedule(128, 4096, Kind(torch.bfloat16, 256, 256, "token")).value_block == 32
-    assert schedule(128, 4096, Kind(torch.float32, 256, 256, "token")).num_stages == 1
-    assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True).chunk == 1
-
-
 @pytest.mark.parametrize(
     ("arch", "bounds", "wanted"), [("sm_90", False, True), ("sm_90", True, False), ("sm_80", False, False)]
 )
 def test_blocks_are_copied_where_the_device_can(arch, bounds, wanted):
     kind, target = Kind(torch.bfloat16, 128, 128, "token", bounds=bounds), Target("triton", arch)
-    assert default_schedule(target, kind, 128, 4096, False, False, blocks=True).descriptors is wanted
+    schedule, place = default_schedule(target, kind, 128, 5000, False, False, blocks=True)
+    assert schedule.descriptors is wanted
+    assert place == Place(arch, 128, 4096, wanted)
+    assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True)[0].chunk == 1
+
+
+def test_calls_of_one_form_share_a_plan():
+    kind = Kind(torch.float32, 16, 16, "token")
+    plans = {
+        heads: Compiled(Request(kind, "triton", Schedule(), place=Place("sm_90", heads, 4096, False))).forward()
+        for heads in (8, 200, 264)
+    }
+    assert plans[200] is plans[264]
+    assert plans[8] is not plans[200]
 
 
 def test_tensors_that_descriptors_can_be_made_of():

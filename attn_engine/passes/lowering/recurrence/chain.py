@@ -14,7 +14,7 @@ from xdsl.ir import Block, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_flag import AwaitOp, SignalOp
-from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View
+from attn_engine.passes.lowering.recurrence.setting import View
 from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Chain:
     """Temporaries [N, H, pieces, K, V] of states and [N, H, pieces, splits] of flags, and who waits for whom."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, state: State):
-        self.setting, self.sizes, self.state = setting, sizes, state
-        self.count = setting.form.pieces
+    def __init__(self, sweep: Sweep):
+        setting, sizes, state = sweep.setting, sweep.sizes, sweep.state
+        self.state, self.count = state, sweep.form.pieces
         leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
         self.states = setting.temporary([*leading, *state.held_sizes()], f32, "states")
         self.flags = setting.temporary([*leading, state.splits], i32, "flags")

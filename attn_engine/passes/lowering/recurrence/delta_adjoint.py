@@ -28,7 +28,7 @@ from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
 from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, fading, written
 from attn_engine.passes.lowering.recurrence.delta_tokens import ChunkGradients
-from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, View
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
@@ -48,12 +48,12 @@ class Kept:
 class DeltaAdjoint:
     """The kernels of an `attn.delta_backward`."""
 
-    def __init__(self, setting: Setting, op: attn.DeltaBackwardOp, results: Results):
-        self.setting, self.op, self.results = setting, op, results
+    def __init__(self, setting: Setting, op: attn.DeltaBackwardOp, results: Results, form: Form):
+        self.setting, self.op, self.results, self.form = setting, op, results, form
 
     def run(self) -> None:
         op, results = self.op, self.results
-        forward = Sweep(self.setting, self._walk(op.q, op.k, op.v, op.initial, False, None), KeepStates)
+        forward = Sweep(self.setting, self._walk(op.q, op.k, op.v, op.initial, False, None), KeepStates, self.form)
         sizes, state = forward.sizes, forward.state
         assert forward.solved is not None
         forward.kept = kept = self._kept(sizes, state.key.tile, state.splits * state.value.tile, forward.element)
@@ -61,7 +61,7 @@ class DeltaAdjoint:
         back = replace(
             self._walk(op.k, op.q, op.d_o, op.d_final, True, results.d_initial), name=f"{self.setting.plan.name}_back"
         )
-        backward = Sweep(self.setting, back, KeepGradients)
+        backward = Sweep(self.setting, back, KeepGradients, self.form)
         backward.rows_read, backward.solved, backward.kept = forward.rows_read, forward.solved, kept
         backward.run(None)
         ChunkGradients(self.setting, op, results, forward, kept).run()

@@ -87,7 +87,7 @@ class Solved:
             return t.where(differ_at(t, t.take(place, 0), t.take(place, 1), None), t.real(1.0))
 
         def step(inner: Scope, level: SSAValue, inverse: SSAValue) -> SSAValue:
-            exact = Tiles(inner, tile.Precision.TF32X3 if self.setting.form.descriptors else tile.Precision.IEEE)
+            exact = Tiles(inner, tile.Precision.TF32X3 if self.setting.form.split_f32 else tile.Precision.IEEE)
 
             def block(t: Terms) -> SSAValue:
                 inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import FloatAttr, TensorType, f32
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -9,6 +11,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.dialects.attn_recurrence import MODS
 from attn_engine.errors import RecurrenceFormError
+from attn_engine.passes.attn_schedule_recurrence import form_of
 from attn_engine.passes.lowering.kernel import Plan, global_of
 from attn_engine.passes.lowering.recurrence.channels import ColumnsChunk, RowsChunk
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
@@ -77,7 +80,8 @@ class FunctionLowering:
                 raise RecurrenceFormError(
                     name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
                 )
-        side_by_side = self.setting.form.pieces > 1 and not self.setting.form.chained
+        form = self._form(op)
+        side_by_side = form.pieces > 1 and not form.chained
         wide_delta = op.beta is not None and op.decay is not None and rank_of(op.decay) == 4
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
@@ -120,8 +124,16 @@ class FunctionLowering:
                 dot, reverse, o, final,
             ),
             _chunk_of(op),
+            self._form(op),
         )  # fmt: skip
         sweep.run(self._rows(rows, sweep))
+
+    def _form(self, op: Operation) -> Form:
+        """The form of all, but for what a schedule says of this op."""
+        found = form_of(op.attributes)
+        for name in ("turned", "chained"):
+            found |= {name: bool(found[name])} if name in found else {}
+        return replace(self.setting.form, **found)
 
     def _rows(self, rows: SSAValue | None, sweep: Sweep | TokenSteps) -> SSAValue | None:
         if rows is None:
@@ -150,7 +162,7 @@ class FunctionLowering:
         if setting.form.chunk == 1 or (op.decay is not None and rank_of(op.decay) == 4):
             DeltaBackward(setting, op, results).run()
         else:
-            DeltaAdjoint(setting, op, results).run()
+            DeltaAdjoint(setting, op, results, self._form(op)).run()
 
     def _clear(self, target: SSAValue) -> None:
         """Tokens past the last bound belong to no sequence: nobody else writes them."""

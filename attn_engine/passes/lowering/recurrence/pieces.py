@@ -10,12 +10,12 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
-from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View
+from attn_engine.passes.lowering.recurrence.setting import State, View
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
-    from attn_engine.passes.lowering.recurrence.sweep import Walk
+    from attn_engine.passes.lowering.recurrence.sweep import Sweep
 
 COLUMNS = 16
 """Value channels of a program that passes states on: many small programs, for each walks all pieces."""
@@ -36,14 +36,14 @@ class Pieces:
     [N, H, pieces, 1, V] where each column has (`decayed` is 0 or 1).
     """
 
-    def __init__(self, setting: Setting, sizes: Sizes, state: State, name: str, decayed: int | None = None):
-        self.setting, self.sizes, self.state, self.name = setting, sizes, state, name
-        self.decayed = decayed
-        self.count = setting.form.pieces
+    def __init__(self, sweep: Sweep):
+        self.setting, self.sizes, self.state, self.walk = sweep.setting, sweep.sizes, sweep.state, sweep.walk
+        self.decayed, self.count = sweep.chunk.decayed, sweep.form.pieces
+        setting, sizes, state = self.setting, self.sizes, self.state
         leading: list[Index] = [sizes.sequences, sizes.heads, self.count]
         self.states = setting.temporary([*leading, *state.held_sizes()], f32, "states")
         shape = {None: [state.splits], 0: [state.splits, state.key.tile], 1: [1, state.splits * state.value.tile]}
-        self.totals = setting.temporary([*leading, *shape[decayed]], f32, "totals")
+        self.totals = setting.temporary([*leading, *shape[self.decayed]], f32, "totals")
 
     def store(
         self, scope: Scope, view: View, found: tuple[SSAValue, SSAValue], piece: Index, split: SSAValue, v0: SSAValue
@@ -60,12 +60,12 @@ class Pieces:
         index = [view.n, view.h, scope.value(piece)]
         return self.state.load(scope, view.kernel.take(self.states), index, v0, as_held=True)
 
-    def passed(self, walk: Walk) -> None:
+    def passed(self) -> None:
         """Turns what each piece adds into the state before it; writes the state at the end."""
-        plan = self.setting.plan
+        plan, walk = self.setting.plan, self.walk
         value = Head(self.state.value.size, min(COLUMNS, self.state.value.tile))
         state = State(self.state.key, value, self.state.turned)
-        kernel = Kernel(f"{self.name}_pass", plan, Blocks(0, 0, 4, 1))
+        kernel = Kernel(f"{walk.name}_pass", plan, Blocks(0, 0, 4, 1))
         scope = kernel.scope
         split, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
         v0 = scope.value(scope.times(split, value.tile, "v0"))

@@ -35,6 +35,7 @@ class Form:
     descriptors: bool = False
     turned: bool = False
     chained: bool = False
+    split_f32: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:

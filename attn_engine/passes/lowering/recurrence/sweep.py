@@ -24,7 +24,7 @@ from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
-from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Index, Scope
 
@@ -61,14 +61,15 @@ class Walk:
 class Sweep:
     """The kernels of a sweep: one, or three where a sequence is cut in pieces that run side by side."""
 
-    def __init__(self, setting: Setting, walk: Walk, chunk: type[Chunk] | None = None):
+    def __init__(self, setting: Setting, walk: Walk, chunk: type[Chunk] | None = None, form: Form | None = None):
+        """`form` is the setting's, but for what a schedule says of this sweep."""
         self.setting, self.walk, self.chunk = setting, walk, chunk or Chunk
         self.gates: SSAValue | None = None
         self.prepared: Prepared | None = None
         self.solved: Solved | None = None
         self.kept: Kept | None = None
         self.chain: Chain | None = None
-        form = setting.form
+        self.form = form = form or setting.form
         self.sizes = Sizes(setting, [walk.q, walk.k, walk.v], walk.bounds)
         self.key = Head(channels_of(walk.q), padded(channels_of(walk.q), form.pad))
         values = channels_of(walk.v)
@@ -82,18 +83,18 @@ class Sweep:
         """`rows` [splits, B, H, T] get the sums of dot * o."""
         self.rows, pieces = rows, None
         self.chain = None
-        if self.setting.form.chained:
-            self.chain = Chain(self.setting, self.sizes, self.state)
-        elif self.setting.form.pieces > 1:
-            pieces = Pieces(self.setting, self.sizes, self.state, self.walk.name, self.chunk.decayed)
+        if self.form.chained:
+            self.chain = Chain(self)
+        elif self.form.pieces > 1:
+            pieces = Pieces(self)
             self._kernel("states", None, pieces)
-            pieces.passed(self.walk)
+            pieces.passed()
         self._kernel("sweep", self.walk, pieces)
         self.chunk.finish(self)
 
     def _kernel(self, suffix: str, outputs: Walk | None, pieces: Pieces | None) -> None:
         """With `outputs` results are written; without, what each piece adds to the state."""
-        plan, form, walk = self.setting.plan, self.setting.form, self.walk
+        plan, form, walk = self.setting.plan, self.form, self.walk
         kernel = Kernel(f"{walk.name}_{suffix}", plan, self._blocks())
         scope = kernel.scope
         first, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
@@ -132,12 +133,12 @@ class Sweep:
         return scope.splat([self.state.shape[self.chunk.decayed]], 0.0, "total")
 
     def _blocks(self) -> Blocks:
-        form = self.setting.form
+        form = self.form
         return Blocks(form.chunk, form.chunk, form.num_warps, form.num_stages)
 
     def _place(self, scope: Scope, first: SSAValue) -> tuple[Index, Index]:
         """Splits of one state are neighbours, so that the second finds q and k in the cache."""
-        splits, pieces = self.state.splits, self.setting.form.pieces
+        splits, pieces = self.state.splits, self.form.pieces
         if self.chain is not None:
             return (0 if splits == 1 else first), 0
         if splits == 1:
@@ -184,7 +185,7 @@ class Chunk:
 
     def __init__(self, sweep: Sweep, scope: Scope, t0: SSAValue, outputs: Walk | None):
         self.sweep, self.scope, self.t0, self.outputs = sweep, scope, t0, outputs
-        self.walk, self.view, self.size = sweep.walk, sweep.view, sweep.setting.form.chunk
+        self.walk, self.view, self.size = sweep.walk, sweep.view, sweep.form.chunk
         self.turned = sweep.state.turned
         self.tokens = 1 if self.turned else 0
         """The axis of tokens in a tile of values."""

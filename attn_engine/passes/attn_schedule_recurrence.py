@@ -1,0 +1,167 @@
+"""attn-schedule-recurrence: how each recurrence and sweep is cut for a device and a number of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import ceil
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, TensorType, i64
+from xdsl.passes import ModulePass
+
+from attn_engine.arch import Arch, get_arch
+from attn_engine.dialects import attn, tile
+
+WARPS, THREADS = 4, 128
+STATE = 64 * THREADS
+"""Numbers of a state per program: 64 registers of each thread leave enough for the products."""
+COLUMNS = 64
+WARPGROUP_ROWS = 64
+"""Rows of a product of four warps: a state of fewer value channels is no left operand."""
+RESERVED = 1024
+"""Bytes of shared memory that each block of threads costs beside its own."""
+FULL, HALF = 0.8, 0.5
+"""Programs per place from which on, and up to which, cutting sequences into pieces that run side by side is no use, pays."""
+SHORTEST = 256
+"""Tokens of a piece below which passing its state on is not worth it."""
+CHAINING = 0.03
+"""What each further piece in a chain costs, as a part of the time."""
+
+
+@dataclass(frozen=True)
+class OpForm:
+    """Of one op: value channels per program, orientation, pieces and how they are joined, warps and stages."""
+
+    value_block: int
+    turned: bool
+    pieces: int
+    chained: bool
+    num_warps: int
+    num_stages: int
+
+    def attribute(self) -> DictionaryAttr:
+        return DictionaryAttr({name: IntegerAttr(int(value), i64) for name, value in asdict(self).items()})
+
+
+def form_of(attributes: Mapping[str, object], **default: int) -> dict[str, int]:
+    """The numbers of an op's `form` attribute, over those by default."""
+    form = attributes.get("form")
+    if isinstance(form, DictionaryAttr):
+        for name, value in form.data.items():
+            assert isinstance(value, IntegerAttr)
+            default[name] = value.value.data
+    return default
+
+
+@dataclass(frozen=True)
+class Work:
+    """What matters of an op: padded channels, bytes of an element, whether the state is scaled by a number."""
+
+    key: int
+    value: int
+    size: int
+    scalar: bool
+    delta: bool
+    packed: bool
+
+    @classmethod
+    def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Work:
+        delta = not isinstance(op, attn.SweepOp) and op.beta is not None
+        wide = op.decay is not None and len(_shape(op.decay.type)) == 4
+        size = 4 if str(tile.element_of(op.v)) == "f32" else 2
+        key, value = (_padded(_shape(x.type)[3]) for x in (op.q, op.v))
+        return cls(key, value, size, not delta and not wide, delta, op.bounds is not None)
+
+    def block(self) -> int:
+        return max(16, min(COLUMNS, self.value, STATE // self.key))
+
+    def bytes(self, chunk: int, stages: int) -> int:
+        """Shared memory: the tiles that loads bring, `stages` times, and operands of products."""
+        columns = self.block()
+        tiles = chunk * (2 * self.key + columns) * self.size
+        if self.delta:
+            tiles += chunk * (self.key + columns) * self.size
+        elif not self.scalar:
+            tiles += chunk * chunk * self.size
+        return stages * tiles + (chunk * chunk + self.key * columns) * self.size
+
+
+def _shape(type_: object) -> tuple[int, ...]:
+    assert isinstance(type_, TensorType)
+    return type_.get_shape()
+
+
+def _padded(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: bool) -> OpForm:
+    """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole."""
+    stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
+    columns = work.block()
+    turned = blocks and work.scalar and columns >= WARPGROUP_ROWS
+    programs = heads * ceil(work.value / columns)
+    resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
+    pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
+    return OpForm(columns, turned, pieces, chained, WARPS, stages)
+
+
+def _pieces(work: Work, places: int, programs: int, tokens: int) -> tuple[int, bool]:
+    """(pieces, whether they wait for each other) of a sequence."""
+    if not programs:
+        return 1, False
+    if programs <= HALF * places:
+        if work.delta:
+            return 1, False
+        pieces = 1
+        while programs * pieces * 2 <= places and tokens >= pieces * 2 * SHORTEST:
+            pieces *= 2
+        return pieces, False
+    if programs <= places or work.packed:
+        return 1, False
+    best = min((1, 2, 4), key=lambda n: _time(n, places, programs, tokens))
+    return best, best > 1
+
+
+def _time(pieces: int, places: int, programs: int, tokens: int) -> float:
+    """Of a chain, in the time of a whole sequence: rounds of shorter programs leave a shorter rest."""
+    if pieces > 1 and tokens < pieces * 2 * SHORTEST:
+        return float("inf")
+    return ceil(programs * pieces / places) / pieces * (1 + CHAINING * (pieces - 1))
+
+
+@dataclass(frozen=True)
+class AttnScheduleRecurrencePass(ModulePass):
+    """Writes to each `attn.recurrence` and `attn.sweep` in which form `convert-recurrence-to-tile` shall lower it.
+
+    ```
+    %o = attn.recurrence %q, %k, %v scale %scale decay %g ...
+    ```
+    becomes, for few heads and many tokens,
+    ```
+    %o = attn.recurrence %q, %k, %v scale %scale decay %g attributes {form = {value_block = 64, pieces = 16, ...}} ...
+    ```
+
+    One sweep over whole sequences is best where programs just fill the device. Where they fill less than half of it,
+    sequences are cut in pieces that run side by side between two passes over keys and values. Where they overfill it by
+    a little, pieces form a chain: no work twice, and a shorter last round.
+    """
+
+    name = "attn-schedule-recurrence"
+
+    arch: str = "sm_90"
+    chunk: int = 64
+    heads: int = 0
+    """Of all sequences together; 0 is unknown."""
+    tokens: int = 0
+    """Of a sequence."""
+    blocks: bool = False
+    """Blocks of tensors are copied whole."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        arch = get_arch(self.arch)
+        for inner in op.walk():
+            if isinstance(inner, attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp):
+                form = choose(Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks)
+                inner.attributes["form"] = form.attribute()

@@ -1,0 +1,69 @@
+"""Which form of a recurrence fits a device, a number of heads and a length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from xdsl.dialects.builtin import IntegerAttr
+
+from attn_engine.arch import get_arch
+from attn_engine.dialects import attn
+from attn_engine.passes.attn_schedule_recurrence import Work, choose
+from attn_engine.universe import PASSES, make_context
+from tests.support.attn_cases import parse
+
+H100 = get_arch("sm_90")
+WORK = Work(128, 128, 2, scalar=True, delta=False, packed=False)
+
+
+def form(work=WORK, heads=128, tokens=4096, blocks=True, arch=H100):
+    return choose(work, arch, 64, heads, tokens, blocks)
+
+
+def test_one_sweep_where_programs_fill_the_device():
+    assert (form().pieces, form().chained) == (1, False)
+
+
+@pytest.mark.parametrize(("heads", "tokens", "pieces"), [(8, 32768, 16), (8, 256, 1), (8, 2048, 8), (1, 262144, 128)])
+def test_pieces_side_by_side_for_few_heads(heads, tokens, pieces):
+    assert form(heads=heads, tokens=tokens).pieces == pieces
+    assert not form(heads=heads, tokens=tokens).chained
+
+
+def test_a_chain_where_the_last_round_would_be_short_of_programs():
+    mamba = replace(WORK, value=64)
+    assert (form(mamba, heads=640).pieces, form(mamba, heads=640).chained) == (2, True)
+    assert form(mamba, heads=640, tokens=512).pieces == 1
+    assert form(mamba, heads=528).pieces == 1
+    assert form(replace(mamba, packed=True), heads=640).pieces == 1
+
+
+def test_states_fit_registers_and_tiles_shared_memory():
+    wide = replace(WORK, key=256, value=256)
+    assert form(wide).value_block == 32
+    assert not form(wide).turned
+    assert form(replace(WORK, key=512)).value_block == 16
+    assert form(replace(wide, size=4)).num_stages == 1
+    assert form(arch=get_arch("sm_86")).num_stages == 1
+
+
+def test_the_delta_rule_has_no_pieces_side_by_side():
+    assert form(replace(WORK, scalar=False, delta=True), heads=8, tokens=32768).pieces == 1
+
+
+def test_each_op_gets_its_own_form():
+    keys, values, row = "tensor<?x?x?x256xbf16>", "tensor<?x?x?x64xbf16>", "tensor<?x?x?xf32>"
+    module = parse(f"""
+func.func @f(%q: {keys}, %k: {keys}, %v: {values}, %scale: f32, %g: {row}) -> ({values}, {keys}) {{
+  %o = attn.recurrence %q, %k, %v scale %scale decay %g : {keys}, {keys}, {values} decay {row} -> {values}
+  %d = attn.sweep %v, %v, %q scale %scale decay %g : {values}, {values}, {keys} decay {row} -> {keys}
+  func.return %o, %d : {values}, {keys}
+}}""")
+    scheduling = PASSES["attn-schedule-recurrence"]()(heads=128, tokens=4096, blocks=True)
+    scheduling.apply(make_context(), module)
+    module.verify()
+    found = [o.attributes["form"].data for o in module.walk() if isinstance(o, attn.RecurrenceOp | attn.SweepOp)]
+    blocks = [f["value_block"] for f in found]
+    assert all(isinstance(b, IntegerAttr) for b in blocks)
+    assert [b.value.data for b in blocks] == [32, 64]
