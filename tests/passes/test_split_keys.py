@@ -1,0 +1,87 @@
+"""The forward pass with its keys in parts: `combine` regions in kernels, for every kind of row function."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import attn_engine
+from attn_engine.ir.schedule import KernelSchedule
+from tests.fuzz.check import function_of, inputs_of
+from tests.fuzz.grammar import Case, captures_of
+from tests.fuzz.rows import KNOWN
+from tests.support.compare import assert_near, check, qkv, randn
+from tests.support.eager import eager_attention
+from tests.support.engines import INTERPRETED, ORACLE, SMALL, blocks, poisoned_memory
+
+# 40 keys in three blocks of 16.
+SIZES = {"b": 2, "h": 2, "hkv": 1, "sq": 17, "skv": 40, "d": 8, "dv": 4}
+BLOCKS = replace(SMALL, forward=KernelSchedule(16, 16, 4, 1))
+MASK = "    def mask_mod(b, h, q, kv):\n        return (kv <= q * 2) & (q != 3)\n\n"
+
+
+def case_of(row: str) -> Case:
+    body = KNOWN[row]
+    arguments = "s, b, h, q, kv" if "kv" in body else "s, b, h, q"
+    captures = captures_of(body)
+    source = (
+        f"def make({', '.join(captures)}):\n{MASK}    def row({arguments}):\n        {body}\n\n"
+        '    return {"mask_mod": mask_mod, "row": row}\n'
+    )
+    return Case(1, source, captures, row, SIZES)
+
+
+def assert_same(row: str, backend: str, parts: int) -> None:
+    case = case_of(row)
+    tensors, captures = inputs_of(case)
+    functions = function_of(case)(**captures)
+    want, _ = eager_attention(*tensors, functions, 0.4)
+    with poisoned_memory(), blocks(replace(BLOCKS, parts=parts)):
+        got = attn_engine.compile(**functions, backend=backend)(*tensors, scale=0.4)
+    assert_near("o", got, want, 1e-5)
+
+
+@pytest.mark.parametrize("row", KNOWN)
+def test_every_row_function(row: str) -> None:
+    """Two blocks and one; one each and two parts that are empty."""
+    for parts in (2, 5):
+        assert_same(row, "cpu", parts)
+
+
+@pytest.mark.parametrize("row", ["softmax", "centred", "spread", "twice"])
+def test_every_level(row: str) -> None:
+    assert_same(row, ORACLE, 2)
+    assert_same(row, INTERPRETED, 2)
+
+
+def windowed() -> dict:
+    def mask_mod(b, h, q, kv):
+        return (q - kv < 30) & (kv <= q + 20) | (kv < 3)
+
+    return {"mask_mod": mask_mod}
+
+
+@pytest.mark.parametrize(("backend", "parts"), [("cpu", 2), ("cpu", 4), ("cpu", 7), (INTERPRETED, 3)])
+def test_parts_of_several_runs_of_blocks(backend: str, parts: int) -> None:
+    """Masked blocks on both sides of full ones, cut anywhere; parts of unequal numbers of blocks, and empty ones."""
+    tensors = qkv(h=4, hkv=2, sq=70, skv=150, d=20, dv=24)
+    check(windowed, tensors, backend=backend, schedule=replace(SMALL, parts=parts))
+
+
+@pytest.mark.parametrize("programs", [3, 1000])
+def test_as_many_parts_as_programs_ask_for(programs: int) -> None:
+    tensors = qkv(h=2, sq=1, skv=200)
+    bias = randn(200)
+    check(
+        lambda bias: {"score_mod": lambda s, b, h, q, kv: s + bias[kv]},
+        tensors,
+        {"bias": bias},
+        schedule=replace(SMALL, programs=programs),
+    )
+
+
+def test_no_queries_and_no_keys() -> None:
+    for sq, skv in ((0, 5), (3, 0)):
+        check(windowed, qkv(sq=sq, skv=skv), schedule=replace(SMALL, parts=3))
+        check(windowed, qkv(sq=sq, skv=skv), schedule=replace(SMALL, programs=3))
