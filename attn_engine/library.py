@@ -1,4 +1,4 @@
-"""Ready definitions, in plain user code: row functions, score functions and masks."""
+"""Ready definitions, in plain user code: row functions, score functions, mods and masks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 Score = Callable[[Any, Any, Any, Any, Any], Any]
 Mask = Callable[[Any, Any, Any, Any], Any]
 Row = Callable[[Any, Any, Any, Any], Any]
+Mod = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 # Row functions: from the scores of a row to its weights
@@ -170,6 +171,38 @@ def bias(tensor: torch.Tensor) -> Score:
         return score + tensor[tuple(0 if once else i for once, i in zip(broadcast, indices, strict=True))]
 
     return score_mod
+
+
+# Query, key and value mods
+def rotary(frequencies: torch.Tensor) -> Mod:
+    """Rotates channels c and c + half by position * frequencies[c]; frequencies of shape [half], for 2 half channels."""
+    half = frequencies.shape[0]
+
+    def mod(x: Any, b: Any, h: Any, position: Any, channel: Any) -> Any:
+        angle = position * frequencies[channel % half]
+        partner = torch.where(channel < half, -x[channel + half], x[channel - half])
+        return x * torch.cos(angle) + partner * torch.sin(angle)
+
+    return mod
+
+
+def rms_norm(weight: torch.Tensor | None = None, eps: float = 1e-6) -> Mod:
+    """x / sqrt(mean(x * x) + eps), times a weight per channel."""
+
+    def mod(x: Any, b: Any, h: Any, position: Any, channel: Any) -> Any:
+        y = x * torch.rsqrt((x * x).mean() + eps)
+        return y if weight is None else y * weight[channel]
+
+    return mod
+
+
+def in_turn(*mods: Mod) -> Mod:
+    """The first mod, then the next on what it gave."""
+
+    def mod(x: Any, b: Any, h: Any, position: Any, channel: Any) -> Any:
+        return reduce(lambda y, each: each(y, b, h, position, channel), mods, x)
+
+    return mod
 
 
 # Masks: true where the query sees the key

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import attn_engine
-from attn_engine import errors, pipelines
+from attn_engine import errors, library, pipelines
 from attn_engine.dialects import attn
 from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
@@ -46,6 +46,10 @@ CHANNELS = torch.arange(D)
 MODS = {
     "norm": (rms_norm, whole_norm),
     "rotary": (rotary, whole_rotary),
+    "of the library": (
+        library.in_turn(library.rms_norm(W), library.rotary(FREQUENCIES)),
+        lambda x: whole_rotary(whole_norm(x)),
+    ),
     "rotary of norm": (
         lambda x, b, h, pos, c: rotary(rms_norm(x, b, h, pos, c), b, h, pos, c),
         lambda x: whole_rotary(whole_norm(x)),
