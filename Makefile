@@ -37,9 +37,10 @@ unit: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 
-# With the machine's own Python, torch and triton.
+# With the machine's own Python, torch and triton; nearly all of the tests' time is compilation, one core each.
+GPU_JOBS ?= auto
 gpu:
-	$(PYTHON) -m pytest -q -m gpu tests/gpu
+	$(PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu tests/gpu
 	$(PYTHON) -m bench.attention --out $(OUT)
 
 # What this machine can measure: the compiler and the CPU backend, then, with a GPU, kernels beside their peers.

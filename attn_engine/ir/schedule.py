@@ -18,13 +18,12 @@ class Length(StrEnum):
     """Classes of sequence lengths, for which schedules may differ."""
 
     SHORT = "short"
-    MEDIUM = "medium"
     LONG = "long"
 
     @classmethod
     def of(cls, positions: int) -> Length:
-        """Up to 64 positions are short, 8192 and more are long."""
-        return cls.SHORT if positions <= 64 else cls.LONG if positions >= 8192 else cls.MEDIUM
+        """Up to 64 positions are short."""
+        return cls.SHORT if positions <= 64 else cls.LONG
 
 
 class Kind(StrEnum):
@@ -46,15 +45,12 @@ class Heads:
     """Sizes of the heads as tiles hold them, and the element type of q, k and v.
 
     `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
-    `masked` says that a mask shortens the loops.
     """
 
     qk: int
     v: int
     dtype: str
     gathered: int = 0
-    masked: bool = True
-    length: Length = Length.MEDIUM
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attn_engine.arch import Arch, Vendor
 from attn_engine.errors import ScheduleError
-from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Length, Schedule, padded
+from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, Schedule, padded
 
 Preferences = dict[Kind, tuple[KernelSchedule, ...]]
 
@@ -23,16 +23,18 @@ def _preferences(forward: tuple[KernelSchedule, ...], dq: tuple[KernelSchedule, 
     return {Kind.FORWARD: forward, Kind.ROWS: rows, Kind.DQ: dq, Kind.DKDV: dkdv}
 
 
-# By the larger head dim, up to and including the key. For sm_90, 16 bits: measured on an H100 in bf16, causal
-# and full, among 5 to 8 candidates a kernel at 4096 positions (128 also at 16384); the rest was only compiled.
+# By the larger head dim, up to and including the key. For sm_90, 16 bits: measured in bf16, operands through
+# descriptors, causal and full, among 6 to 9 candidates a kernel at 4096 and 16384 positions; 256 was only compiled.
 _SM_90: dict[int, Preferences] = {
     64: _preferences(
-        _kernels((128, 64, 8, 3)), _kernels((64, 64, 4, 3), (64, 64, 4, 2)), _kernels((64, 64, 4, 3), (64, 64, 4, 2))
+        _kernels((64, 128, 4, 3), (128, 64, 8, 3)),
+        _kernels((64, 64, 4, 3), (64, 64, 4, 2)),
+        _kernels((64, 64, 4, 3), (64, 64, 4, 2)),
     ),
     128: _preferences(
-        _kernels((128, 128, 8, 3), (64, 64, 4, 3)),
+        _kernels((64, 64, 4, 3)),
         _kernels((128, 64, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
-        _kernels((32, 64, 4, 3), (32, 64, 4, 2)),
+        _kernels((64, 64, 4, 2), (32, 64, 4, 2)),
     ),
     256: _preferences(_kernels((128, 32, 8, 2)), _kernels((64, 32, 8, 2)), _kernels((32, 64, 8, 1))),
 }
@@ -59,11 +61,6 @@ _WIDE_CDNA: dict[int, Preferences] = {
 }
 """Elements of 32 bits, on AMD: 16 rows or columns of the kept block for each wave."""
 
-_LONG_UNMASKED: dict[tuple[str, int, Kind], tuple[KernelSchedule, ...]] = {
-    ("sm_90", 128, Kind.DKDV): _kernels((64, 128, 8, 3)),
-}
-"""First choices for long loops that no mask shortens: larger blocks read less."""
-
 _TABLE: dict[str, dict[int, Preferences]] = {
     "sm_80": _SM_80,
     "sm_86": _SM_80,
@@ -82,9 +79,7 @@ def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind) -> KernelSched
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))
     row = table[limit]
-    is_long = heads.length is Length.LONG and not heads.masked and BYTES[heads.dtype] == 2
-    long = _LONG_UNMASKED.get((arch.name, limit, kind), ()) if is_long else ()
-    shallower = (replace(s, num_stages=stages) for s in (*long, *row[kind]) for stages in range(s.num_stages, 0, -1))
+    shallower = (replace(s, num_stages=stages) for s in row[kind] for stages in range(s.num_stages, 0, -1))
     for schedule in (*shallower, *_SMALL):
         try:
             schedule.validate(kind, arch, heads)

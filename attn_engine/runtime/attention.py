@@ -83,7 +83,7 @@ class Attention(Inspection):
 
     Kernels are built when first needed for a dtype, head dims and a set of tensors that need
     gradients, and kept in memory. New lengths, batches and numbers of heads build nothing, but that
-    up to 64 and from 8192 positions on other block sizes may be taken, and that lengths which are multiples of
+    up to 64 positions other block sizes may be taken, and that lengths which are multiples of
     the blocks get kernels without remainders. Copies and pickles carry no kernels.
     """
 

@@ -39,12 +39,12 @@ def arch_for(target: Target) -> Arch:
     return get_arch(target.arch if target.arch in ARCHES else OLDEST)
 
 
-def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.MEDIUM) -> Schedule:
+def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.LONG) -> Schedule:
     """A schedule for the attention in a module that the target's device can hold."""
     if target.backend == "cpu":
         return CPU_SHORT if length is Length.SHORT else CPU
     arch = arch_for(target)
-    heads = heads_of(module, length)
+    heads = heads_of(module)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
     if target.backend == "gluon":
         return replace(schedule, forward=AsyncSchedule().forward(heads))
@@ -65,11 +65,10 @@ def _beside_loops(kernel: KernelSchedule, kind: Kind, arch: Arch, heads: Heads) 
     return replace(kernel, num_stages=1)
 
 
-def heads_of(module: ModuleOp, length: Length = Length.MEDIUM) -> Heads:
+def heads_of(module: ModuleOp) -> Heads:
     """What a schedule must know of the attention in a module."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    masked = op.mask is not None and bool(op.mask.blocks)
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), masked, length)
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op))
 
 
 def _channels(value: SSAValue) -> int:

@@ -91,7 +91,9 @@ def compiled(name: str, dtype: torch.dtype = torch.float16, blocks: Blocks | Non
     traced = build(case.definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=case.definition.row is None)
     module = driver.to_attn(traced.module, ())
     rows = driver.signature(module).outputs
-    convert = f"convert-attn-to-tile{{forward={blocks.m},{blocks.n},{blocks.num_warps},{blocks.num_stages} tables=false}}"
+    convert = (
+        f"convert-attn-to-tile{{forward={blocks.m},{blocks.n},{blocks.num_warps},{blocks.num_stages} tables=false}}"
+    )
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return Compiled(case, module, list(traced.captures), rows)
 

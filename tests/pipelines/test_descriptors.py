@@ -21,7 +21,7 @@ def device():
     """Tensors are taken to be on a device with descriptors, and long enough for them."""
     with (
         mock.patch.object(attention, "arch_for", lambda _: get_arch("sm_90")),
-        mock.patch.object(Length, "of", lambda *_: Length.MEDIUM),
+        mock.patch.object(Length, "of", lambda *_: Length.LONG),
     ):
         yield
 
