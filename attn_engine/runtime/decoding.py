@@ -20,7 +20,9 @@ FEW, MANY = 16, 1024
 """Up to so many queries over at least so many keys have kernels of their own."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 CPU_BLOCK = KernelSchedule(FEW, 1024, 1, 1)
-GPU_BLOCKS = tuple(KernelSchedule(FEW, n, 4, stages) for n in (128, 64, 32, 16) for stages in (3, 2, 1))
+GPU_BLOCKS = tuple(
+    KernelSchedule(FEW, n, 4, stages) for depths in ((3, 2), (1,)) for n in (128, 64, 32, 16) for stages in depths
+)
 """In order of preference: what bounds these kernels is how fast keys and values arrive."""
 
 
