@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attn_engine
 from attn_engine.library import causal as causal_mask
 from bench.timing import interleaved
+from bench.warm import side_by_side
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -70,13 +71,15 @@ def contenders(case: Case, backends: list[str]) -> dict[str, Attend]:
     return found
 
 
+def inputs(case: Case) -> list[Tensor]:
+    shape = (case.b, case.h, case.s, case.d)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
 def measure(case: Case, backends: list[str]) -> dict[str, tuple[float, float]]:
     """Milliseconds forward and backward of each contender."""
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(case.b, case.h, case.s, case.d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    )
+    q, k, v = inputs(case)
     d_o = torch.randn_like(q)
     forward: dict[str, Callable[[], object]] = {}
     backward: dict[str, Callable[[], object]] = {}
@@ -86,6 +89,13 @@ def measure(case: Case, backends: list[str]) -> dict[str, tuple[float, float]]:
         backward[name] = gradient(o, (q, k, v), d_o)
     ahead, back = interleaved(forward, 4, 3), interleaved(backward, 4, 3)
     return {name: (ahead[name], back[name]) for name in ahead}
+
+
+def build(task: tuple[Case, list[str], str]) -> None:
+    """One forward and backward of one contender."""
+    case, backends, name = task
+    q, k, v = inputs(case)
+    torch.autograd.grad(contenders(case, backends)[name](q, k, v).sum(), (q, k, v))
 
 
 def without_gradient(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
@@ -139,6 +149,8 @@ def report(backends: list[str], out: Path) -> None:
         "| shape | | forward ms | TFLOP/s | vs Flex | backward ms | TFLOP/s | vs Flex |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    names = [*(f"attn_engine {name}" for name in backends), "FlexAttention"]
+    side_by_side(build, [(case, backends, name) for case in CASES for name in names])
     for case in CASES:
         torch._dynamo.reset()
         times = measure(case, backends)

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attn_engine
 from attn_engine import library
 from bench.timing import interleaved
+from bench.warm import side_by_side
 
 S, D, H = 4096, 128, 32
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -97,11 +98,14 @@ def definitions() -> list[Custom]:
     ]
 
 
+def inputs(case: Custom) -> list[Tensor]:
+    shape = (case.batch, H, S, D)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
 def measure(case: Custom) -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(case.batch, H, S, D, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
-    )
+    q, k, v = inputs(case)
     leaves = (q, k, v, *case.trained)
     d_o = torch.randn_like(q)
     result: dict[str, tuple[float, float]] = {}
@@ -115,6 +119,15 @@ def measure(case: Custom) -> dict[str, tuple[float, float]]:
     for name in forward:
         result[name] = (fast[name], slow[name])
     return result
+
+
+def build(task: tuple[int, bool]) -> None:
+    """One forward and backward of a definition, ours or the peer's."""
+    number, is_ours = task
+    case = definitions()[number]
+    q, k, v = inputs(case)
+    attend = case.ours if is_ours else case.peer
+    torch.autograd.grad(attend(q, k, v).sum(), (q, k, v, *case.trained))
 
 
 def ahead(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
@@ -142,7 +155,9 @@ def main() -> None:
         "| definition | forward ms | peer | ratio | backward ms | peer | ratio |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case in definitions():
+    cases = definitions()
+    side_by_side(build, [(number, is_ours) for number in range(len(cases)) for is_ours in (True, False)])
+    for case in cases:
         torch._dynamo.reset()
         try:
             found = measure(case)
