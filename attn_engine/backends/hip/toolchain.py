@@ -44,7 +44,7 @@ def has_clang() -> bool:
     return True
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """An LLVM tool of the compiler's version."""
     version = re.search(r"(-\d+)?$", clang())
     suffix = version.group() if version else ""
@@ -164,9 +164,9 @@ def inspect(source: str, arch: str) -> dict[str, KernelObject]:
     """Compiles a text for an architecture that need not be here, and reads each kernel's needs."""
     with tempfile.TemporaryDirectory() as directory:
         path = compile_object(source, arch, Path(directory))
-        notes = _run([_tool("llvm-readelf"), "--notes", str(path)])
+        notes = _run([tool("llvm-readelf"), "--notes", str(path)])
         assembly = path.with_suffix(".s")
-        machine = _bodies(assembly.read_text() if assembly.exists() else _run([_tool("llvm-objdump"), "-d", str(path)]))
+        machine = bodies(assembly.read_text() if assembly.exists() else _run([tool("llvm-objdump"), "-d", str(path)]))
     return read_notes(notes, machine)
 
 
@@ -199,7 +199,7 @@ def _field(notes: str, name: str) -> str:
     return found.group(1)
 
 
-def _bodies(text: str) -> dict[str, str]:
+def bodies(text: str) -> dict[str, str]:
     """By kernel: its part of a disassembly, or of an assembly."""
     marks = list(_SYMBOL.finditer(text))
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
