@@ -192,6 +192,8 @@ def test_float_comparisons(predicate: str):
     number = "    %c = arith.constant 1.0 : f32\n"
     check(f"{number}    %y = arith.cmpf {predicate}, %a, %c : f32\n    tile.yield %y : i1", ["f32"], "i1", 0)
     check(f"{number}    %y = arith.cmpf {predicate}, %c, %a : f32\n    tile.yield %y : i1", ["f32"], "i1", 0)
+    both = f"{number}    %d = arith.cmpf {predicate}, %c, %c : f32\n    %e = arith.cmpf olt, %a, %c : f32\n"
+    check(f"{both}    %y = arith.xori %e, %d : i1\n    tile.yield %y : i1", ["f32"], "i1", 0)
 
 
 @pytest.mark.parametrize("name", CASTS)

@@ -34,7 +34,7 @@ class _Kernel:
             for argument in arguments:
                 if isinstance(argument, torch.Tensor) and argument.dtype in _REFUSED:
                     raise InterpreterError(f"the interpreter computes {argument.dtype} wrongly; use float16 or float32")
-            with np.errstate(all="ignore"), warnings.catch_warnings(), _fast_folds():
+            with np.errstate(all="ignore"), warnings.catch_warnings(), _amended():
                 # the interpreter turns arrays of one element into Python numbers
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.function[grid](*arguments, **options)
@@ -58,16 +58,32 @@ def _rebound(plan: Any, namespace: dict[str, Any]) -> Plan:
     return type(plan)(plan.__code__, namespace, plan.__name__, plan.__defaults__, plan.__closure__)
 
 
-class _fast_folds:
-    """The interpreter folds element by element; these folds take whole slices, in the same function."""
+class _amended:
+    """The interpreter with other folds and another splat.
+
+    It folds element by element; these folds take whole slices, in the same function. It takes what a comparison of
+    two numbers gives for a number of their type.
+    """
 
     def __enter__(self) -> None:
         self.saved = interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan
         interpreter.ReduceOps.generic_reduce = _reduce
         interpreter.ScanOps.generic_scan = _scan
+        self.splat = interpreter.InterpreterBuilder.create_splat
+        interpreter.InterpreterBuilder.create_splat = _splat_with(self.splat)
 
     def __exit__(self, *_: object) -> None:
         interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan = self.saved
+        interpreter.InterpreterBuilder.create_splat = self.splat
+
+
+def _splat_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def splat(self: Any, type_: Any, value: Any) -> Any:
+        if value.data.dtype == np.bool_:
+            return interpreter.TensorHandle(np.full(type_.shape, value.data.reshape(()), dtype=np.bool_), tl.int1)
+        return original(self, type_, value)
+
+    return splat
 
 
 def _combine(fold: Any, left: Any, right: Any, dtype: tl.dtype) -> Any:
