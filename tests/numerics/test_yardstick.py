@@ -18,7 +18,7 @@ from tests.support.engines import poisoned_memory
 
 SEEDS, D = 3, 32
 LENGTHS = (0, 1, 63, 64, 65, 127, 129, 200)
-KINDS = ("normal", "low", "large", "holes", "one key")
+KINDS = ("normal", "low", "large", "huge", "holes", "one key")
 captured: dict[str, Tensor] = {}
 
 
@@ -36,7 +36,8 @@ def attention() -> attn_engine.Attention:
 
 
 def problem(kind: str, length: int, dtype: torch.dtype, seed: int) -> Problem:
-    """`low`: every logit near -120; `large`: q and k 30 times larger; `holes`: every third row sees no key."""
+    """`low`: every logit near -120; `large`: q and k 30 times larger; `huge`: 300 times, logits of 2e5, keys alike in groups of
+    four, so that neighbours compete where a float32 has steps of 1 / 64; `holes`: every third row sees no key."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -46,6 +47,8 @@ def problem(kind: str, length: int, dtype: torch.dtype, seed: int) -> Problem:
     q, k, v = draw(1, 2, sq, D), draw(1, 2, skv, D), draw(1, 2, skv, D)
     if kind == "large":
         q, k = 30 * q, 30 * k
+    if kind == "huge":
+        q, k = 300 * q, 300 * k[:, :, torch.arange(skv) // 4 * 4]
     if kind == "low":
         q, k = 0.3 * q, 0.3 * k
         q[..., 0], k[..., 0] = 1.0, -120.0 * D**0.5
