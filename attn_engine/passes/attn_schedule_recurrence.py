@@ -64,14 +64,17 @@ class Work:
     scalar: bool
     delta: bool
     packed: bool
+    rows: bool = False
+    """Whether sums over the channels of results are wanted: turned, they cross warps."""
 
     @classmethod
     def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Work:
         delta = not isinstance(op, attn.SweepOp) and op.beta is not None
         wide = op.decay is not None and len(_shape(op.decay.type)) == 4
         size = 4 if str(tile.element_of(op.v)) == "f32" else 2
+        rows = isinstance(op, attn.SweepOp) and op.dot is not None
         key, value = (_padded(_shape(x.type)[3]) for x in (op.q, op.v))
-        return cls(key, value, size, not delta and not wide, delta, op.bounds is not None)
+        return cls(key, value, size, not delta and not wide, delta, op.bounds is not None, rows)
 
     def block(self) -> int:
         return max(16, min(COLUMNS, self.value, STATE // self.key))
@@ -100,7 +103,7 @@ def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: 
     """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole."""
     stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
     columns = work.block()
-    turned = blocks and work.scalar and columns >= WARPGROUP_ROWS
+    turned = blocks and work.scalar and columns >= WARPGROUP_ROWS and not work.rows
     programs = heads * ceil(work.value / columns)
     resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)

@@ -48,6 +48,12 @@ def test_states_fit_registers_and_tiles_shared_memory():
     assert form(arch=get_arch("sm_86")).num_stages == 1
 
 
+def test_states_are_turned_unless_results_are_summed():
+    assert form().turned
+    assert not form(replace(WORK, rows=True)).turned
+    assert not form(blocks=False).turned
+
+
 def test_the_delta_rule_has_no_pieces_side_by_side():
     assert form(replace(WORK, scalar=False, delta=True), heads=8, tokens=32768).pieces == 1
 

@@ -8,7 +8,8 @@ strides in 64 bits. The grid is one axis, from which a program decodes its place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, f32
@@ -33,6 +34,7 @@ from attn_engine.backends.tilelang.printer import (
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
+from attn_engine.dialects.tile_buffer_map import BufferScatterAddOp, yielded
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
@@ -150,17 +152,35 @@ def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
     printer.writer.line(f"T.reduce_{op.kind.data}({source}, {target}, dim={op.axis.value.data}, clear=True)")
 
 
+def _total(printer: KernelPrinter, op: compute.BufferTotalOp) -> None:
+    """A fragment of one element, which every thread holds."""
+    name = printer.names.fresh(f"{op.result.name_hint or 'v'}_total")
+    printer.writer.line(f"{name} = T.alloc_fragment((1,), {quoted_dtype(op.result.type)})")
+    printer.writer.line(f"T.reduce_{op.kind.data}({printer.text(op.source)}, {name}, dim=0, clear=True)")
+    printer.names.bind(op.result, f"{name}[0]")
+
+
 def _map(printer: KernelPrinter, op: compute.BufferMapOp) -> None:
     """Inputs are read once, at the head of the body; so an output may be an input."""
+    with _each_element(printer, op) as values:
+        for output, value in zip(op.outputs, values, strict=True):
+            printer.writer.line(f"{element(printer.text(output), printer.indices)} = {value}")
+
+
+def _scatter_add(printer: KernelPrinter, op: BufferScatterAddOp) -> None:
+    with _each_element(printer, op) as (value, *indices, guard), printer.writer.block(f"if {guard}:"):
+        printer.writer.line(f"T.atomic_add({element(printer.text(op.target), indices)}, {value})")
+
+
+@contextmanager
+def _each_element(printer: KernelPrinter, op: compute.BufferMapOp | BufferScatterAddOp) -> Iterator[list[str]]:
+    """A loop over the elements of an op's shape; gives what the region yields for one of them."""
     printer.indices, header = printer.loop_variables(op.shape)
     with printer.writer.block(header):
         for argument, value, axes in zip(op.body.block.args, op.inputs, tile.axes_of(op.axes), strict=True):
             _print_input(printer, argument, value, axes)
         _print_block(printer, op.body.block)
-        end = op.body.block.last_op
-        assert isinstance(end, tile.MapYieldOp)
-        for output, value in zip(op.outputs, end.values, strict=True):
-            printer.writer.line(f"{element(printer.text(output), printer.indices)} = {printer.text(value)}")
+        yield printer.texts(yielded(op))
     printer.indices = []
 
 
@@ -189,6 +209,8 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     compute.GemmOp: _gemm,
     compute.BufferReduceOp: _reduce,
     compute.BufferMapOp: _map,
+    compute.BufferTotalOp: _total,
+    BufferScatterAddOp: _scatter_add,
     compute.IndexOp: _index,
 }
 

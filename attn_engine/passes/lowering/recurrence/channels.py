@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
-from attn_engine.passes.lowering.kernel import Head
+from attn_engine.passes.lowering.kernel import Head, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.levels import (
@@ -26,6 +26,9 @@ from attn_engine.passes.lowering.recurrence.tiles import Tiles
 from attn_engine.passes.lowering.recurrence.within import Within
 from attn_engine.passes.lowering.scope import Index, Scope
 
+CHANNELS = 64
+"""Channels at a time where tokens weigh each other."""
+
 
 class Prepared:
     """Of all chunks: inner_i = q_i exp(G_i), outer_j = k_j exp(T - G_j), weights [B, H, T, C] of tokens for each other."""
@@ -42,44 +45,49 @@ class Prepared:
         self.weights = setting.temporary([*wide, self.chunk], self.element, "weights")
         rounds = setting.form.tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
-        each_chunk(setting, sizes, "prepare", 8, [q, k, decay], self._body)
+        self.part = Head(key, min(CHANNELS, self.key.tile) if setting.form.pad else self.key.tile)
+        each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
-        tiles, zero, chunk = Tiles(scope, self.precision), scope.value(0), self.chunk
-        shape = [chunk, self.key.tile]
-        q, k = (view.rows(scope, x, t0, chunk, self.key, zero) for x in (self.q, self.k))
-        own = view.own_rows(scope, self.gates, t0, chunk, self.key.tile, zero, "own")
-        total = last_of(view, scope, self.gates, t0, chunk, self.key.tile, zero)
+        parts, chunk = self.key.tile // self.part.tile, self.chunk
+        weights = scope.splat([chunk, chunk], 0.0, "weights")
+        op, body, part, (before,) = loop(scope, 0, parts, 1, [weights], "part")
+        c0 = body.value(body.times(part, self.part.tile, "c0"))
+        close(body, [self._part(view, body, before, t0, c0)])
+        rounded = Tiles(scope, self.precision).rounded(op.results[0], self.element)
+        view.store_own(scope, rounded, self.weights, t0, scope.value(0))
+
+    def _part(self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue) -> SSAValue:
+        """The weights with some channels more; few at a time, so that registers are left for several programs."""
+        tiles, chunk = Tiles(scope, self.precision), self.chunk
+        shape = [chunk, self.part.tile]
+        q, k = (view.rows(scope, x, t0, chunk, self.part, c0) for x in (self.q, self.k))
+        own = view.own_rows(scope, self.gates, t0, *shape, c0, "own")
+        total = last_of(view, scope, self.gates, t0, *shape, c0)
         inner = tiles.map(shape, lambda t: t.mul(t.take(q, 0, 1), t.exp2(t.take(own, 0, 1))), self.element)
-        view.store_own(scope, inner, self.inner, t0, zero)
+        view.store_own(scope, inner, self.inner, t0, c0)
         outer = tiles.map(shape, lambda t: t.mul(t.take(k, 0, 1), faded_to_end(t, own, total)), self.element)
-        view.store_own(scope, outer, self.outer, t0, zero)
-        weights = self._weights(view, tiles, q, k, own, t0)
-        view.store_own(scope, tiles.rounded(weights, self.element), self.weights, t0, zero)
+        view.store_own(scope, outer, self.outer, t0, c0)
 
-    def _weights(self, view: View, tiles: Tiles, q: SSAValue, k: SSAValue, own: SSAValue, t0: SSAValue) -> SSAValue:
-        zero, shape = tiles.scope.value(0), [self.chunk, self.key.tile]
+        def step(at: Scope, level: SSAValue, weights: SSAValue) -> SSAValue:
+            inside = Tiles(at, self.precision)
+            near = nearness(view, inside, self.gates, own, level, t0, c0)
+            a, b = (self._faded(inside, x, near) for x in (q, k))
+            return self._added(inside, inside.dot(a, inside.turned(b)), weights, level)
 
-        def step(scope: Scope, level: SSAValue, weights: SSAValue) -> SSAValue:
-            inner = Tiles(scope, self.precision)
-            near = nearness(view, inner, self.gates, own, level, t0, zero)
-            a, b = (self._faded(inner, x, near, shape) for x in (q, k))
-            return self._masked(inner, inner.dot(a, inner.turned(b)), weights, level)
+        same = self._added(tiles, tiles.dot(q, tiles.turned(k)), weights, None)
+        return over_levels(scope, chunk, same, step)
 
-        same = self._masked(tiles, tiles.dot(q, tiles.turned(k)), None, None)
-        return over_levels(tiles.scope, self.chunk, same, step)
+    def _faded(self, tiles: Tiles, x: SSAValue, near: SSAValue) -> SSAValue:
+        return tiles.map(tile.shape_of(x), lambda t: t.mul(t.take(x, 0, 1), t.take(near, 0, 1)), self.element)
 
-    def _faded(self, tiles: Tiles, x: SSAValue, near: SSAValue, shape: list[int]) -> SSAValue:
-        return tiles.map(shape, lambda t: t.mul(t.take(x, 0, 1), t.take(near, 0, 1)), self.element)
-
-    def _masked(self, tiles: Tiles, s: SSAValue, before: SSAValue | None, level: SSAValue | None) -> SSAValue:
+    def _added(self, tiles: Tiles, s: SSAValue, weights: SSAValue, level: SSAValue | None) -> SSAValue:
+        """The weights, with `s` added where places differ at a level."""
         place, shape = tiles.range(self.chunk), [self.chunk, self.chunk]
 
         def code(t: Terms) -> SSAValue:
             inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)
-            if before is None:
-                return t.where(inside, t.take(s, 0, 1))
-            return t.choose(inside, t.take(s, 0, 1), t.take(before, 0, 1))
+            return t.add(t.take(weights, 0, 1), t.where(inside, t.take(s, 0, 1)))
 
         return tiles.map(shape, code)
 

@@ -9,30 +9,30 @@ dU = scale P^T dO + exp(G_n - G) K D        D' = exp(G_n) D + scale (exp(G) Q)^T
 One sweep forward keeps S and U of every chunk, one backwards keeps D and dU, and then all chunks, side by side, do
 
 ```
-dR = T^T dU      dV = beta dR      dP = scale dO U^T      dL = -dR U^T
+dR = T^T dU      dV = beta dR      dP = scale dO U^T      dL = -dR U^T      A = beta dL E below the diagonal
 dQ = scale exp(G) dO S^T + (dP E) K
-dK = (dP E)^T Q + exp(G_n - G) U D^T - exp(G) dV S^T + A K + A^T K,     A = beta dL E below the diagonal
+dK = (dP E)^T Q + exp(G_n - G) U D^T - exp(G) dV S^T + A K + A^T K
 ```
-where E_ij = exp(G_i - G_j).
+where E_ij = exp(G_i - G_j), first what is written and then what is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.dialects.tile_block import StoreBlockOp
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
 from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, fading, written
-from attn_engine.passes.lowering.recurrence.delta_tokens import ChunkGradients
-from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, View
+from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients, slot_of
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
-from attn_engine.passes.lowering.scope import Index, Scope
+from attn_engine.passes.lowering.scope import Index
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class DeltaAdjoint:
         backward = Sweep(self.setting, back, KeepGradients, self.form)
         backward.rows_read, backward.solved, backward.kept = forward.rows_read, forward.solved, kept
         backward.run(None)
-        ChunkGradients(self.setting, op, results, forward, kept).run()
+        written_ = WrittenGradients(self.setting, op, results, forward, kept)
+        written_.run()
+        TokenGradients(self.setting, op, results, forward, kept, written_.made).run()
 
     def _walk(
         self, q: SSAValue, k: SSAValue, v: SSAValue, initial: SSAValue | None, reverse: bool, final: SSAValue | None
@@ -85,17 +87,6 @@ class DeltaAdjoint:
         u, d_u = (setting.temporary(rows, dtype, name) for name in ("u", "d_u"))
         before, after = (setting.temporary(states, dtype, name) for name in ("before", "after"))
         return Kept(u, d_u, before, after)
-
-
-def slot_of(view: View, scope: Scope, t0: SSAValue, chunk: int) -> SSAValue:
-    """Where the states of a chunk are: packed sequences have a slot more than they need."""
-    size = scope.value(chunk)
-    if view.sizes.bounds is None:
-        return scope.add(arith.DivSIOp(t0, size), "slot").result
-    begin = scope.value(view.begin)
-    first = scope.add(arith.DivSIOp(begin, size), "first").result
-    own = scope.add(arith.DivSIOp(scope.value(scope.minus(t0, begin, "inside")), size), "own").result
-    return scope.value(scope.plus(scope.plus(first, view.n, "first"), own, "slot"))
 
 
 class KeepStates(Chunk):
@@ -126,6 +117,10 @@ class KeepStates(Chunk):
         sweep, view, scope = self.sweep, self.view, self.scope
         rounded = Tiles(scope, sweep.precision).rounded(state, sweep.element)
         index = [view.b, view.h, slot_of(view, scope, self.t0, self.size), scope.value(0), sweep.v0]
+        if view.whole_blocks:
+            blocks = sweep.setting.described(target, *tile.shape_of(rounded))
+            scope.add(StoreBlockOp(rounded, view.kernel.take(blocks), index))
+            return
         scope.add(tile.StoreOp(rounded, view.kernel.take(target), index, [3, 4]))
 
     def _next(self, state: SSAValue) -> SSAValue:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from xdsl.dialects.builtin import bf16, f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -81,21 +82,42 @@ class Solved:
         return tiles.map([self.chunk, self.chunk], code)
 
     def _inverse(self, scope: Scope, system: SSAValue) -> SSAValue:
-        shape, place = [self.chunk, self.chunk], Tiles(scope, tile.Precision.IEEE).range(self.chunk)
+        """T = (I + L)^-1 in f32; after the level l its blocks of 2^(l+1) tokens are inverses."""
+        shape, start = [self.chunk, self.chunk], Tiles(scope, tile.Precision.IEEE)
+        place, level = start.range(self.chunk), scope.value(0)
 
-        def one(t: Terms) -> SSAValue:
-            return t.where(differ_at(t, t.take(place, 0), t.take(place, 1), None), t.real(1.0))
+        def first(t: Terms) -> SSAValue:
+            one = differ_at(t, t.take(place, 0), t.take(place, 1), None)
+            next_to_it = differ_at(t, t.take(place, 0), t.take(place, 1), level)
+            left = t.where(next_to_it, t.sub(t.real(0.0), t.take(system, 0, 1)))
+            return t.choose(one, t.real(1.0), left)
 
         def step(inner: Scope, level: SSAValue, inverse: SSAValue) -> SSAValue:
-            exact = Tiles(inner, tile.Precision.TF32X3 if self.setting.form.split_f32 else tile.Precision.IEEE)
+            tiles = Tiles(inner, tile.Precision.IEEE)
 
             def block(t: Terms) -> SSAValue:
                 inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)
                 return t.where(inside, t.sub(t.real(0.0), t.take(system, 0, 1)))
 
-            return exact.dot(exact.dot(inverse, exact.map(shape, block)), inverse, inverse, "inverse")
+            right = self._parts(tiles, inverse)
+            middle = self._product(tiles, right, self._parts(tiles, tiles.map(shape, block)), None)
+            return self._product(tiles, self._parts(tiles, middle), right, inverse)
 
-        return over_levels(scope, self.chunk, Tiles(scope, tile.Precision.IEEE).map(shape, one), step)
+        return over_levels(scope, self.chunk, start.map(shape, first), step, first=1)
+
+    def _parts(self, tiles: Tiles, x: SSAValue) -> list[SSAValue]:
+        """x itself in f32, or two parts of 8 bits each whose sum it nearly is: the inverse may be ill conditioned."""
+        if self.element == f32:
+            return [x]
+        shape = tile.shape_of(x)
+        high = tiles.map(shape, lambda t: t.leading(t.take(x, 0, 1)), bf16)
+        return [high, tiles.map(shape, lambda t: t.sub(t.take(x, 0, 1), t.leading(t.take(x, 0, 1))), bf16)]
+
+    def _product(self, tiles: Tiles, a: list[SSAValue], b: list[SSAValue], acc: SSAValue | None) -> SSAValue:
+        """acc + a b, of the parts of both but for the product of the small ones."""
+        for x, y in ((0, 1), (1, 0)) if len(a) > 1 else ():
+            acc = tiles.dot(a[x], b[y], acc)
+        return tiles.dot(a[0], b[0], acc, "inverse")
 
 
 def fading(t: Terms, sums: SSAValue | None, product: SSAValue, turned: bool = False) -> SSAValue:

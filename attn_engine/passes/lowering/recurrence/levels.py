@@ -93,10 +93,10 @@ def differ_at(terms: Terms, row: SSAValue, column: SSAValue, level: SSAValue | N
 
 
 def over_levels(
-    scope: Scope, chunk: int, start: SSAValue, step: Callable[[Scope, SSAValue, SSAValue], SSAValue]
+    scope: Scope, chunk: int, start: SSAValue, step: Callable[[Scope, SSAValue, SSAValue], SSAValue], first: int = 0
 ) -> SSAValue:
     """What `step` (scope, level, value so far) makes of `start`, level by level."""
-    op, inner, level, (value,) = loop(scope, 0, chunk.bit_length() - 1, 1, [start], "level")
+    op, inner, level, (value,) = loop(scope, first, chunk.bit_length() - 1, 1, [start], "level")
     close(inner, [step(inner, level, value)])
     return op.results[0]
 

@@ -35,7 +35,6 @@ class Form:
     descriptors: bool = False
     turned: bool = False
     chained: bool = False
-    split_f32: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:
@@ -92,8 +91,10 @@ class Setting:
         key = (self.values.get(value, value), rows, columns)
         if key not in self.descriptors:
             source = key[0]
+            assert isinstance(source.type, tile.GlobalType)
+            leading = [1] * (source.type.rank.data - 2)
             self.descriptors[key] = self.plan.scope.add(
-                DescribeOp(source, [1, 1, rows, columns]), f"{source.name_hint}_blocks"
+                DescribeOp(source, [*leading, rows, columns]), f"{source.name_hint}_blocks"
             ).result
         return self.descriptors[key]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, f32
+from xdsl.dialects.builtin import FloatAttr, f32, i32
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.passes.lowering.frame import cast, spread
@@ -68,6 +68,12 @@ class Terms:
     def after(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """a > b of two indices."""
         return self.program.add(arith.CmpiOp(a, b, "sgt"), "inside")
+
+    def leading(self, value: SSAValue) -> SSAValue:
+        """An f32 without its last 16 bits: a bf16 exactly, cut off and not rounded."""
+        bits = self.program.add(arith.BitcastOp(value, i32))
+        kept = self.program.add(arith.AndIOp(bits, self.whole(-(1 << 16))))
+        return self.program.add(arith.BitcastOp(kept, f32), value.name_hint)
 
     def above(self, value: SSAValue, floor: float) -> SSAValue:
         limit = self.program.add(arith.ConstantOp(FloatAttr(floor, f32)), "floor")
