@@ -12,6 +12,7 @@ from attn_engine.dialects import attn
 from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.interpreters.tile import run_plan
+from attn_engine.passes.lowering import block_ranges
 from attn_engine.passes.lowering import tables as lowering
 from attn_engine.passes.lowering.frame import Operands
 from attn_engine.passes.lowering.kernel import Plan, global_of
@@ -48,7 +49,7 @@ def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), run=run
     lead = [n if tables._depends(i) else 1 for i, n in enumerate(heads)]
     counts = [-(-(skv if transposed else sq) // own), -(-(sq if transposed else skv) // other)]
     made = [torch.full((*lead, 8, n), 77) for n in counts]
-    result = torch.full((*lead, counts[0], 4), -7, dtype=torch.int32)
+    result = torch.full((*lead, counts[0], 4 * tables.runs), -7, dtype=torch.int32)
     run(module, "tables", [q, k, k, *traced.captures, 1.0, *made, result])
     return result
 
@@ -66,16 +67,20 @@ def check(mask_mod, sq, skv, own, other, transposed=False, exact=False):
             grid = truth(mask_mod, sq, skv, b, h)
             grid = grid.T if transposed else grid
             ranges = found[b % found.shape[0], h % found.shape[1]]
-            for (lo, full_lo, full_hi, hi), rows in zip(ranges.tolist(), grid.split(own), strict=True):
-                assert 0 <= lo <= full_lo <= full_hi <= hi <= grid.shape[1]
-                assert not rows[:, :lo].any() and not rows[:, hi:].any(), "a visible position is skipped"
-                assert rows[:, full_lo:full_hi].all(), "a masked position is called full"
-                whole = [part.all() for part in rows.split(other, 1)]
-                seen = [part.any() for part in rows.split(other, 1)]
-                inside = [lo <= n * other < hi for n in range(len(seen))]
+            for row, rows in zip(ranges.tolist(), grid.split(own), strict=True):
+                visible, every = (torch.zeros(grid.shape[1], dtype=torch.bool) for _ in range(2))
+                end = 0
+                for lo, full_lo, full_hi, hi in zip(*[iter(row)] * 4, strict=True):
+                    assert end <= lo <= full_lo <= full_hi <= hi <= grid.shape[1], "ranges are sorted and nested"
+                    visible[lo:hi], every[full_lo:full_hi], end = True, True, hi
+                assert not rows[:, ~visible].any(), "a visible position is skipped"
+                assert rows[:, every].all(), "a masked position is called full"
+                seen = [bool(part.any()) for part in rows.split(other, 1)]
+                inside = [bool(part[0]) for part in visible.split(other)]
                 if exact:
-                    full = [full_lo <= n * other < full_hi for n in range(len(seen))]
-                    assert inside == seen and full == whole
+                    whole = [bool(part.all()) for part in rows.split(other, 1)]
+                    assert inside == seen
+                    assert whole == [bool(part[0]) for part in every.split(other)]
                 skipped += inside.count(False)
                 empty += seen.count(False)
     return skipped / max(empty, 1)
@@ -95,10 +100,10 @@ def test_documents(sq, skv, own, other, transposed):
 
 
 def test_more_blocks_than_a_step_looks_at():
-    ids = documents(150 * 4, 30, 3)
-    with mock.patch.object(lowering, "CHUNK", 16):
-        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, exact=True)
-        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 600, 600, 4, 4, transposed=True, exact=True)
+    ids = documents(200, 12, 3)
+    with mock.patch.object(block_ranges, "CHUNK", 16):
+        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 200, 200, 4, 4, exact=True)
+        check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 200, 200, 4, 4, transposed=True, exact=True)
 
 
 def _on_cpu(module, name, arguments):
@@ -139,6 +144,21 @@ def test_precision_on_sorted_documents():
         assert check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), size, size, 32, 32) >= 0.95  # noqa: B023
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_first_keys_and_documents(transposed):
+    """A union keeps two ranges, exact here, the full blocks in each."""
+    ids = torch.arange(320) // 80
+
+    def sinks(b, h, q, kv):
+        return (kv < 16) | (ids[q] == ids[kv])
+
+    def both_ends(b, h, q, kv):
+        return (kv < 20) | (ids[q] == ids[kv]) & (q >= kv)
+
+    check(sinks, 320, 320, 16, 16, transposed, exact=not transposed)
+    assert check(both_ends, 320, 320, 16, 8, transposed) > (0.4 if transposed else 0.95)
+
+
 def test_unsorted_is_sound():
     for seed in range(6):
         ids = torch.randint(0, 3, (90,), generator=torch.Generator().manual_seed(seed))
@@ -165,11 +185,11 @@ def _longer_full(kernel, scope, ends):
     return POSITIONS(kernel, scope, [lo, last, full, scope.value(scope.plus(hole, 1))])
 
 
-POSITIONS = lowering._RangesKernel._positions
+POSITIONS = block_ranges.RangesKernel._positions
 MUTANTS = {
-    "starts a block late": (lowering._RangesKernel, "_positions", _late),
-    "ends a block early": (lowering._RangesKernel, "_positions", _early_end),
-    "a full run one block longer": (lowering._RangesKernel, "_positions", _longer_full),
+    "starts a block late": (block_ranges.RangesKernel, "_positions", _late),
+    "ends a block early": (block_ranges.RangesKernel, "_positions", _early_end),
+    "a full run one block longer": (block_ranges.RangesKernel, "_positions", _longer_full),
     "lengths swapped": (Tables, "length", lambda self, queries: self.operands.skv if queries else self.operands.sq),
     "terms swapped": (Tables, "place", lambda self, scope, frame: [scope.value(0), scope.value(0)]),
     "largest for smallest": (lowering, "LARGEST", lowering.SMALLEST),
@@ -215,25 +235,27 @@ def test_skipped_keys_are_never_read(backend):
 
 
 @pytest.mark.parametrize("backend", ALL)
-@pytest.mark.parametrize("size", [50, 64])
-def test_causal_documents(backend, size):
+@pytest.mark.parametrize(("size", "first"), [(50, 0), (64, 0), (48, 5)])
+def test_causal_documents(backend, size, first):
+    """Where all see the first keys, too."""
     ids = documents(size, 4, 11)
     g = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(2, h, size, 8, generator=g) for h in (4, 2, 2))
 
     def mask(b, h, i, j):
-        return (ids[i] == ids[j]) & (i >= j)
+        same = ids[i] == ids[j]
+        return ((same | (j < first)) if first else same) & (i >= j)
 
     with blocks(SMALL):
         got = gradients(q, k, v, attn_engine.compile(mask_mod=mask, backend=backend))
-    want = gradients(q, k, v, reference(ids, ids, causal=True))
+    want = gradients(q, k, v, reference(ids, ids, causal=True, first=first))
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
-def reference(queries, keys, causal=False):
+def reference(queries, keys, causal=False, first=0):
     def attend(q, k, v):
-        visible = queries[:, None] == keys[None]
+        visible = (queries[:, None] == keys[None]) | (torch.arange(len(keys)) < first)
         visible = visible.tril() if causal else visible
         group = q.shape[1] // k.shape[1]
         k, v = (t.repeat_interleave(group, 1) for t in (k, v))

@@ -11,7 +11,7 @@ from attn_engine.passes.lowering.frame import Frame, present
 from attn_engine.passes.lowering.kernel import close, loop
 from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.scope import Index, Scope
-from attn_engine.passes.lowering.tables import clipped, table_range
+from attn_engine.passes.lowering.tables import met, table_ranges
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
         ranges = [tuple(values[i : i + 4]) for i in range(0, len(values), 4)]  # type: ignore[misc]
         tables = frame.operands.tables
         if tables is not None and tables.wanted:
-            table = table_range(tables, frame, scope, start, tables.ranges(transposed, count, size))
-            ranges = [clipped(scope, found, table) for found in ranges]
+            table = tables.ranges(transposed, count, size)
+            ranges = met(scope, ranges, table_ranges(tables, frame, scope, start, table))
     done: Index = 0
     for visible_lo, full_lo, full_hi, visible_hi in ranges:
         lo = scope.larger(scope.round_down(visible_lo, size, "lo"), done, "lo")
