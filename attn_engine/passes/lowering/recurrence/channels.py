@@ -62,8 +62,8 @@ class Prepared:
         tiles, chunk = Tiles(scope, self.precision), self.chunk
         shape = [chunk, self.part.tile]
         q, k = (view.rows(scope, x, t0, chunk, self.part, c0) for x in (self.q, self.k))
-        own = view.own_rows(scope, self.gates, t0, *shape, c0, "own")
-        total = last_of(view, scope, self.gates, t0, *shape, c0)
+        own = view.own_rows(scope, self.gates, t0, chunk, self.part.tile, c0, "own")
+        total = last_of(view, scope, self.gates, t0, chunk, self.part.tile, c0)
         inner = tiles.map(shape, lambda t: t.mul(t.take(q, 0, 1), t.exp2(t.take(own, 0, 1))), self.element)
         view.store_own(scope, inner, self.inner, t0, c0)
         outer = tiles.map(shape, lambda t: t.mul(t.take(k, 0, 1), faded_to_end(t, own, total)), self.element)
