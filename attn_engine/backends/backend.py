@@ -56,6 +56,10 @@ class Backend:
     check: Callable[[], Availability]
     suffix: str = field(default=".py")
     """File name suffix of the source text."""
+    plans: tuple[str, ...] = ("forward", "backward")
+    """The plans that it may have kernels for."""
+    rest: str | None = None
+    """The backend that other plans go to, and those gradients that this one has no kernels for."""
     copies_blocks: bool = False
     """Whether it prints copies of whole blocks through descriptors, for devices that have them."""
     knows_whole: bool = False

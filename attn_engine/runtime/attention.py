@@ -227,10 +227,11 @@ class Attention(Inspection):
         default = default_schedule(target, trace.traced.module, tf32, known.length)
         schedule = self.options.apply(adapted(default, known.decoding, target, trace.traced.module))
         backend = get_backend(target.backend)
-        multiple = known.multiple if backend.knows_whole else 1
+        backends = [backend, *([get_backend(backend.rest)] if backend.rest else [])]
+        multiple = known.multiple if any(b.knows_whole for b in backends) else 1
         # Making descriptors costs time on the host, which few positions do not hide.
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
-        descriptors = pays and backend.copies_blocks and arch_for(target).copies_blocks
+        descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
         request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple, descriptors)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))

@@ -22,6 +22,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from attn_engine import pipelines
 from attn_engine.backends.backend import Backend, Level, get_backend
 from attn_engine.dialects import attn
+from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import convert_spec
@@ -106,11 +107,44 @@ def signature(module: ModuleOp) -> Signature:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
-    flags = {"pad": request.backend != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
-    flags |= {"whole": request.schedule.divides(request.multiple), "descriptors": request.descriptors}
+    flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
+    flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple)
+    flags["descriptors"] = backend.copies_blocks and request.descriptors
     convert = convert_spec(request.schedule, {**flags, "tables": backend.level in (Level.VALUE, Level.ASYNC)})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the plans of an attention, at the level of the backend that they go to."""
+
+    backend: Backend
+    tiles: ModuleOp
+
+    @property
+    def source(self) -> str:
+        return self.backend.emit(self.tiles)
+
+
+def to_parts(module: ModuleOp, request: Request) -> list[Part]:
+    """Every plan for the backend asked for, or, what that has no kernels for, for the one that it leaves the rest to."""
+    backend = get_backend(request.backend)
+    if backend.rest is None:
+        return [Part(backend, to_tile(module, request, backend))]
+    return [_part(function, request, backend, get_backend(backend.rest)) for function in functions(module)]
+
+
+def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backend) -> Part:
+    """One plan. A forward that the backend refuses is refused: its user chooses again."""
+    is_backward = any(isinstance(o, attn.BackwardOp) for o in function.walk())
+    if ("backward" if is_backward else "forward") in backend.plans:
+        try:
+            return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
+        except AsyncUnsupportedError:
+            if not is_backward:
+                raise
+    return Part(rest, to_tile(ModuleOp([function.clone()]), request, rest))
 
 
 def functions(module: ModuleOp) -> list[func.FuncOp]:
@@ -142,9 +176,10 @@ def lookup(key: str) -> Compiled:
 
 
 def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
-    backend = get_backend(request.backend)
     lowered = to_attn(module, request.wrt)
     shape = signature(lowered)
-    tiles = to_tile(lowered, request, backend)
-    source = backend.emit(tiles)
-    return Compiled(shape, backend.build(source), source, str(tiles), key, request.descriptors)
+    parts = to_parts(lowered, request)
+    sources = [part.source for part in parts]
+    plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.backend.build(text).items()}
+    tile_ir = "\n".join(str(part.tiles) for part in parts)
+    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, request.descriptors)

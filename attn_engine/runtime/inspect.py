@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from attn_engine.backends.backend import get_backend
 from attn_engine.errors import StageError
 from attn_engine.frontend.build import Traced, build
 from attn_engine.frontend.definition import Definition
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.driver import Request
+from attn_engine.runtime.driver import Part, Request
 from attn_engine.runtime.schedules import default_schedule
 
 STAGES = ("traced", "attn", "tile")
@@ -45,13 +44,15 @@ class Inspection:
         if stage == "traced":
             return str(self._traced(view))
         lowered = driver.to_attn(self._traced(view), self._wrt(view))
-        return str(lowered if stage == "attn" else self._tile(lowered, view, view.backend))
+        if stage == "attn":
+            return str(lowered)
+        return "\n".join(str(part.tiles) for part in self._parts(lowered, view, view.backend))
 
     def source(self, backend: str = "triton", view: View | None = None) -> str:
         """The text of the kernels and host functions for a backend."""
         view = view or View()
         lowered = driver.to_attn(self._traced(view), self._wrt(view))
-        return get_backend(backend).emit(self._tile(lowered, view, backend))
+        return "\n".join(part.source for part in self._parts(lowered, view, backend))
 
     def _traced(self, view: View) -> ModuleOp:
         return self._trace_for(view).module
@@ -75,10 +76,10 @@ class Inspection:
         captures = self._trace_for(view).captures
         return ("q", "k", "v", *(str(n) for n, c in enumerate(captures) if c.requires_grad))
 
-    def _tile(self, lowered: ModuleOp, view: View, backend: str) -> ModuleOp:
+    def _parts(self, lowered: ModuleOp, view: View, backend: str) -> list[Part]:
         schedule = default_schedule(Target(backend, view.arch), lowered)
         request = Request(self._wrt(view), backend, schedule, positive_scale=True, covered=True)
-        return driver.to_tile(lowered, request, get_backend(backend))
+        return driver.to_parts(lowered, request)
 
 
 def _stand_in(shape: tuple[int | str, ...]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from attn_engine import library
 from attn_engine.backends.backend import get_backend
 from attn_engine.backends.gluon.build import build as build_text
 from attn_engine.backends.gluon.emit import SEPARATOR, emit
+from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
@@ -90,3 +91,19 @@ def test_the_backward_is_plain_triton():
     assert "def backward(" in others and "@triton.jit" in others and "gluon" not in others
     assert set(build_text(text)) == {"forward", "backward"}
     assert set(build_text(emit(module(Definition())))) == {"forward"}
+
+
+def test_plans_without_kernels_here_go_to_another_backend():
+    """With all that it knows of a call: descriptors, and lengths that are multiples of the blocks."""
+    traced = build(Definition(key_mod=lambda x: x + 1.0), dtype=torch.bfloat16, head_dim=64, head_dim_v=64)
+    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
+    request = Request(("q", "k", "v"), "gluon", schedule, True, True, multiple=128, descriptors=True)
+    lowered = driver.to_attn(traced.module, request.wrt)
+    with pytest.raises(AsyncUnsupportedError):
+        driver.to_parts(lowered, request)
+    forward, _ = driver.functions(lowered)
+    lowered.body.block.erase_op(forward, safe_erase=False)
+    (part,) = driver.to_parts(lowered, request)
+    assert part.backend.name == "triton"
+    assert "tile.load_block" in str(part.tiles) and "limits" not in str(part.tiles)
+    compile(part.source, "text", "exec")

@@ -12,4 +12,6 @@ BACKEND = Backend(
     emit=emit,
     build=build,
     check=check,
+    plans=("forward",),
+    rest="triton",
 )
