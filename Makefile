@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 OUT ?= out
 
-.PHONY: demo test lint types filecheck unit docs gpu bench clean
+.PHONY: demo test lint types filecheck unit docs gpu bench fuzz clean
 
 # torch by itself first: a CPU build where the index has one, and no other package may pull in a CUDA build.
 $(READY): pyproject.toml
@@ -52,11 +52,12 @@ endif
 bench:
 	for name in $(BENCHES); do $(PYTHON) -m bench.$$name --out $(OUT) || exit 1; done
 
-# Random definitions through every path, on the CPU; failures print as code, the last line counts.
+# Random definitions through every path, on the CPU, then planted bugs that must die; failures print as code, the
+# last line counts.
 CASES ?= 2000
 SEED ?= 0
 fuzz: $(READY)
-	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis

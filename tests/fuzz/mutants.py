@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from attn_engine.backends.cpu import gather
 from attn_engine.frontend import arithmetic
 from attn_engine.ir.autodiff import partials
-from attn_engine.passes import online_regions
-from attn_engine.passes.lowering import key_gradients, ranges
+from attn_engine.passes import attn_exp_to_exp2, backward_operands, backward_regions, backward_sweep, online_regions
+from attn_engine.passes.lowering import frame, key_gradients, program, query_gradients, ranges
+from attn_engine.passes.online_regions import StepBuilder
 from attn_engine.runtime import driver
+from tests.fuzz.check import check_case
+from tests.fuzz.grammar import generate
 
 
 @dataclass(frozen=True)
@@ -22,26 +26,92 @@ class Mutant:
     """In `function`, `old` (which must be there) becomes `new`."""
 
     name: str
+    killer: int
+    """The first case that it gets wrong."""
     function: Any
     old: str
     new: str
 
 
 MUTANTS = (
-    Mutant("sign of the derivative of a quotient", partials._div, "scaled(-1.0)", "scaled(1.0)"),
-    Mutant("branches of the derivative of where", partials._select, "(True, False)", "(False, True)"),
-    Mutant("division that truncates", arithmetic.floor_divide, "arith.FloorDivSIOp", "arith.DivSIOp"),
-    Mutant("lengths swapped in the ranges of a mask", ranges.spans, 'frame.sq), "sq")', 'frame.skv), "sq")'),
-    Mutant("full blocks that are not", ranges.spans, "scope.round_up(full_lo", "scope.round_down(full_lo"),
-    Mutant("visible blocks forgotten", ranges.spans, "scope.round_up(visible_hi", "scope.round_down(visible_hi"),
+    # What functions mean
+    Mutant("division that truncates", 0, arithmetic.floor_divide, "arith.FloorDivSIOp", "arith.DivSIOp"),
+    Mutant(
+        "clamp with its bounds exchanged", 31, arithmetic.clamp, '(min, "lt"), (max, "gt")', '(max, "lt"), (min, "gt")'
+    ),
+    # Derivatives
+    Mutant("sign of the derivative of a quotient", 1, partials._div, "scaled(-1.0)", "scaled(1.0)"),
+    Mutant("branches of the derivative of where", 1, partials._select, "(True, False)", "(False, True)"),
+    Mutant(
+        "derivative of tanh above 1",
+        1,
+        partials._tanh,
+        "graph.sub(graph.constant(1.0)",
+        "graph.add(graph.constant(1.0)",
+    ),
+    Mutant("row sums without their factor", 2, backward_sweep.RowSums._closed, "return row * total", "return total"),
+    Mutant(
+        "a new maximum keeps the old one's keys",
+        10,
+        backward_regions.BackwardCode._still_attained,
+        "nothing.result",
+        "old",
+    ),
+    Mutant("mods without a derivative", 7, backward_operands.vjp, "if region is None or", "if True or"),
+    Mutant("masked keys keep a gradient", 3, query_gradients.element, "program.where_visible(dx)", "dx"),
+    # Online forms
     Mutant(
         "no rescaling of the accumulator",
-        online_regions.StepBuilder.build,
+        29,
+        StepBuilder.build,
         "if separation.stabilisers else None",
         "if False else None",
     ),
-    Mutant("one query head of a group", key_gradients.KeyGradients.build, "loop(scope, 0, group", "loop(scope, 0, 1"),
+    Mutant(
+        "rescaling the wrong way",
+        13,
+        online_regions.Rescaling._exponent,
+        "self.before.atom(s.atom), self.safe[s.atom]",
+        "self.safe[s.atom], self.before.atom(s.atom)",
+    ),
+    Mutant(
+        "dead rows forgotten",
+        8,
+        online_regions.build_epilogue,
+        "scale = scalars.select(dead, scalars.constant(0.0), scale)",
+        "pass",
+    ),
+    Mutant(
+        "natural logarithms in base 2", 0, attn_exp_to_exp2.BaseTwo.apply, "constant(LN2, f32)", "constant(1.0, f32)"
+    ),
+    # Kernels
+    Mutant("lengths swapped in the ranges of a mask", 5, ranges.spans, 'frame.sq), "sq")', 'frame.skv), "sq")'),
+    Mutant("full blocks that are not", 63, ranges.spans, "scope.round_up(full_lo", "scope.round_down(full_lo"),
+    Mutant("visible blocks forgotten", 0, ranges.spans, "scope.round_up(visible_hi", "scope.round_down(visible_hi"),
+    Mutant("keys beyond the end", 1, frame.Frame.see, "if self.operands.whole else in_range", "if True else in_range"),
+    Mutant(
+        "reductions of masked keys",
+        1,
+        program.Program._reduce,
+        "value = self.where_visible(value, IDENTITY[kind])",
+        "pass",
+    ),
+    Mutant(
+        "negative indices that do not wrap",
+        3,
+        program.Program._place,
+        "negative, wrapped, index",
+        "negative, index, index",
+    ),
+    Mutant(
+        "one query head of a group", 0, key_gradients.KeyGradients.build, "loop(scope, 0, group", "loop(scope, 0, 1"
+    ),
+    Mutant("keys without the scale", 2, key_gradients.KeyGradients._store, 'frame.take("scale")', "None"),
+    # Text
+    Mutant("sums that keep the last summand", 1, gather.scatter_add, "accumulate=True", "accumulate=False"),
 )
+MOST_CASES = 500
+"""So many cases must be enough to kill any of them."""
 
 
 @contextmanager
@@ -57,9 +127,16 @@ def planted(mutant: Mutant) -> Iterator[None]:
     )
     original = function.__code__
     driver._CACHE.clear()
-    function.__code__ = namespace[function.__name__].__code__
+    made = namespace[function.__name__]
+    function.__code__ = getattr(made, "__func__", made).__code__
     try:
         yield
     finally:
         function.__code__ = original
         driver._CACHE.clear()
+
+
+def cases_to_death(mutant: Mutant, seeds: Iterable[int]) -> int | None:
+    """The first of these cases that the mutant gets wrong; an error would only say that it does not run."""
+    with planted(mutant):
+        return next((seed for seed in seeds if "is off by" in check_case(generate(seed), ("cpu",)).detail), None)
