@@ -66,11 +66,11 @@ def _message(library: Any, status: int) -> str:
 
 
 @functools.cache
-def emulate(source: str) -> Mapping[str, Plan]:
-    """The plans of a text, run on the CPU by emulation: tensors are CPU tensors."""
+def emulate(source: str, checked: bool = False) -> Mapping[str, Plan]:
+    """The plans of a text, run on the CPU by emulation: tensors are CPU tensors. `checked` as in `compile_emulated`."""
     with tempfile.TemporaryDirectory(prefix="attn_engine_hip_") as directory:
         # Once loaded, a library no longer needs its file.
-        return load_plans(toolchain.compile_emulated(source, Path(directory)), lambda: None)
+        return load_plans(toolchain.compile_emulated(source, Path(directory), checked), lambda: None)
 
 
 @functools.cache

@@ -133,11 +133,18 @@ def _bundle(code: bytes, arch: str) -> bytes:
     return head.ljust(page, b"\0") + body
 
 
-def compile_emulated(source: str, directory: Path) -> Path:
-    """A shared library with the same C functions, whose kernels run on the CPU (x86-64), far from fast."""
+def compile_emulated(source: str, directory: Path, checked: bool = False) -> Path:
+    """A shared library with the same C functions, whose kernels run on the CPU (x86-64), far from fast.
+
+    `checked` has the compiler's checks for undefined behaviour in it, such as an index beyond an array: a launch that
+    does what is undefined fails.
+    """
     target = directory / "libemulated.so"
     options = ["-O1", "-march=native", f"-I{EMULATION}", f"-I{INCLUDE}", "-shared", "-fPIC", "-x", "c++"]
-    _run([clang(), *_COMMON, *options, str(_write(source, directory)), "-o", str(target)])
+    undefined = ["-fsanitize=undefined", "-fno-sanitize=vptr,function", "-fsanitize-minimal-runtime"]
+    # The last array of a struct has an end like any other.
+    checks = [*undefined, "-fstrict-flex-arrays=3"] if checked else []
+    _run([clang(), *_COMMON, *options, *checks, str(_write(source, directory)), "-o", str(target)])
     return target
 
 

@@ -1,6 +1,7 @@
 // The device, emulated: the same names as in ../include/attn_device.h, on fibers of the CPU.
 #pragma once
 #include <attn_fibers.h>
+#include <attn_checks.h>
 
 #define ATTN_DEVICE inline
 #define ATTN_BOTH inline

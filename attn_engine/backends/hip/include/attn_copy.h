@@ -38,12 +38,23 @@ struct Window {
   long long stride0, stride1;
   B0 rows;
   B1 columns;
+  // What the tensor has before and from the corner on, along each axis: only emulated kernels look.
+  long long before0, room0, before1, room1;
 
   template <int AXIS>
   static constexpr bool limited = AXIS == 0 ? B0::limited : B1::limited;
 
   ATTN_DEVICE bool together() const { return (UNIT == 0 ? stride0 : stride1) == 1; }
-  ATTN_DEVICE Held *at(int row, int column) const { return base + (row * stride0 + column * stride1); }
+  ATTN_DEVICE Held *at(int row, int column) const {
+    expect(row >= -before0 && row < room0 && column >= -before1 && column < room1, "an index outside of a tensor");
+    return base + (row * stride0 + column * stride1);
+  }
+  // Neighbours along AXIS.
+  template <int AXIS>
+  ATTN_DEVICE Held *run_at(int row, int column, int n) const {
+    expect(AXIS == 0 ? row + n <= room0 : column + n <= room1, "a run beyond the end of a tensor");
+    return at(row, column);
+  }
   ATTN_DEVICE bool has(int row, int column) const { return rows.has(row) && columns.has(column); }
   template <int AXIS>
   ATTN_DEVICE bool has_run(int row, int column, int n) const {
@@ -56,7 +67,7 @@ struct Window {
     Vec<T, N> values = Vec<T, N>(Held(0));
     if constexpr (TOGETHER && N > 1) {
       // Aligned as its elements are; the device loads it at once all the same.
-      if (has_run<AXIS>(row, column, N)) __builtin_memcpy(&values, at(row, column), N * sizeof(Held));
+      if (has_run<AXIS>(row, column, N)) __builtin_memcpy(&values, run_at<AXIS>(row, column, N), N * sizeof(Held));
       if constexpr (!limited<AXIS>) return values;
       else if (has_run<AXIS>(row, column, N)) return values;
     }
@@ -70,7 +81,7 @@ struct Window {
   ATTN_DEVICE void write(int row, int column, Vec<T, N> values) const {
     if constexpr (TOGETHER && N > 1) {
       if (has_run<AXIS>(row, column, N)) {
-        __builtin_memcpy(at(row, column), &values, N * sizeof(Held));
+        __builtin_memcpy(run_at<AXIS>(row, column, N), &values, N * sizeof(Held));
         return;
       }
       if constexpr (!limited<AXIS>) return;
@@ -89,11 +100,17 @@ struct Global {
   int size[RANK ? RANK : 1];
 
   template <class... I>
-  ATTN_DEVICE T *at(I... indices) const {
+  ATTN_DEVICE T *address(I... indices) const {
     long long offset = 0;
     int axis = 0;
     ((offset += static_cast<long long>(indices) * stride[axis++]), ...);
     return data + offset;
+  }
+  template <class... I>
+  ATTN_DEVICE T *at(I... indices) const {
+    int axis = 0;
+    (expect(indices >= 0 && indices < size[axis++], "an index outside of a tensor"), ...);
+    return address(indices...);
   }
   template <class... I>
   ATTN_DEVICE T load(I... indices) const {
@@ -119,15 +136,30 @@ struct Global {
     const long long start[] = {static_cast<long long>(indices)...};
     constexpr int unit = D0 == RANK - 1 ? 0 : 1;
     using R = Window<T, unit, decltype(rows.from(0)), decltype(columns.from(0))>;
-    return R{reinterpret_cast<typename R::Held *>(at(indices...)), stride[D0], stride[D1], rows.from(start[D0]),
-             columns.from(start[D1])};
+    return R{reinterpret_cast<typename R::Held *>(address(indices...)),
+             stride[D0],
+             stride[D1],
+             rows.from(start[D0]),
+             columns.from(start[D1]),
+             start[D0],
+             size[D0] - start[D0],
+             start[D1],
+             size[D1] - start[D1]};
   }
   // The same for a tile of rank 1, which is a single row.
   template <int D, class B, class... I>
   ATTN_DEVICE auto line(B limit, I... indices) const {
     const long long start[] = {static_cast<long long>(indices)...};
     using R = Window<T, 1, All, decltype(limit.from(0))>;
-    return R{reinterpret_cast<typename R::Held *>(at(indices...)), 0, stride[D], All{}, limit.from(start[D])};
+    return R{reinterpret_cast<typename R::Held *>(address(indices...)),
+             0,
+             stride[D],
+             All{},
+             limit.from(start[D]),
+             0,
+             1,
+             start[D],
+             size[D] - start[D]};
   }
 };
 
