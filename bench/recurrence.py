@@ -101,6 +101,7 @@ OTHER_SHAPES = [
     *(mamba(b, t) for b in (1, 8) for t in (2048, 4096, 8192)),
     *(Case(f"gated retention B64 S{t} H16 64/64", 64, t, 16, 16, 64, 64) for t in (1024, 2048, 4096)),
     *(Case(f"gated retention B8 S{t} H40 256/256", 8, t, 40, 40, 256, 256) for t in (1024, 2048, 4096)),
+    *(Case(f"RetNet B{b} S{t} H32 256/512", b, t, 32, 32, 256, 512, "head") for b in (1, 8) for t in (2048, 4096)),
 ]
 """Those that this project's ancestors report."""
 

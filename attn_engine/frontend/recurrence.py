@@ -27,6 +27,8 @@ from attn_engine.errors import (
 from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM
 from attn_engine.frontend.trace import ELEMENT_TYPES
 
+MAX_VALUE_CHANNELS = 512
+"""Programs share the value channels of a head among them."""
 OPTIONAL = ("decay", "beta", "weight", "initial", "bounds")
 
 
@@ -106,9 +108,9 @@ def _check_shapes(x: Operands) -> None:
         )
     if x.k.shape[3] != key or not key or not x.v.shape[3]:
         raise HeadDimError(f"q, k and v have {key}, {x.k.shape[3]}, {x.v.shape[3]} channels: q and k must agree")
-    for name, size in (("q", key), ("v", x.v.shape[3])):
-        if size > MAX_HEAD_DIM:
-            raise HeadDimLimitError(f"{name} has {size} channels, but at most {MAX_HEAD_DIM} fit: use more heads")
+    for name, size, most in (("q", key, MAX_HEAD_DIM), ("v", x.v.shape[3], MAX_VALUE_CHANNELS)):
+        if size > most:
+            raise HeadDimLimitError(f"{name} has {size} channels, but at most {most} fit: use more heads")
     wanted = {"decay": (batch, heads, tokens), "beta": (batch, heads, tokens), "weight": (batch, heads, tokens)}
     for name, shape in wanted.items():
         tensor: Tensor | None = getattr(x, name)

@@ -17,7 +17,7 @@ TOKENS = 512
 """Tokens per step of the running sum."""
 COLUMNS = 32
 ROWS = 64
-WIDE_ROWS = 32
+WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
 
 
@@ -108,19 +108,20 @@ class TokenGradients:
 
 
 class ChannelGradients:
-    """One program per head of a sequence, blocks of tokens from the last to the first, all channels side by side."""
+    """One program per head of a sequence and block of channels, tokens from the last to the first."""
 
     def __init__(self, setting: Setting, op: attn.ChannelGradientsOp, target: SSAValue):
         self.setting, self.op, self.target = setting, op, target
-        size = channels_of(op.decay)
-        self.head = Head(size, padded(size, setting.form.pad))
+        size, pad = channels_of(op.decay), setting.form.pad
+        self.head = Head(size, min(COLUMNS, padded(size, pad)) if pad else size)
 
     def run(self) -> None:
         setting, op = self.setting, self.op
         sizes = Sizes(setting, [op.decay], op.bounds)
-        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(WIDE_ROWS, WIDE_ROWS, 4, 1))
+        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(WIDE_ROWS, WIDE_ROWS, 4, 2))
         scope = kernel.scope
-        h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
+        split, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
+        self.c0 = scope.value(scope.times(split, self.head.tile, "c0"))
         self.view = view = View(sizes, kernel, h, n)
         for operand in (op.q, op.k, op.dq, op.dk):
             view.head(operand)
@@ -130,8 +131,8 @@ class ChannelGradients:
         at = body.minus(body.minus(blocks, 1, "last"), c, "block")
         t0 = body.value(body.plus(view.begin, body.times(at, WIDE_ROWS, "t0"), "t0"))
         close(body, [self._block(body, t0, later)])
-        one = setting.plan.scope.value(1)
-        setting.kernels.append(kernel.launch([one, sizes.heads, sizes.sequences]))
+        splits = setting.plan.scope.value(-(-self.head.size // self.head.tile))
+        setting.kernels.append(kernel.launch([splits, sizes.heads, sizes.sequences]))
 
     def _end_states(self, scope: Scope) -> SSAValue:
         """The sum over value channels of final * d_final."""
@@ -141,7 +142,7 @@ class ChannelGradients:
         for split in range(state.splits):
             v0 = scope.value(split * state.value.tile)
             index = [self.view.n, self.view.h]
-            final, d_final = (state.load(scope, self.view.take(x), index, v0) for x in self.op.states)
+            final, d_final = (state.load(scope, self.view.take(x), index, v0, k0=self.c0) for x in self.op.states)
             terms = Terms(scope, state.shape)
             product = terms.result(terms.mul(terms.take(final, 0, 1), terms.take(d_final, 0, 1)))
             part = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "part").result
@@ -151,19 +152,17 @@ class ChannelGradients:
 
     def _block(self, scope: Scope, t0: SSAValue, later: SSAValue) -> SSAValue:
         op, view, shape = self.op, self.view, [WIDE_ROWS, self.head.tile]
-        zero, terms = scope.value(0), Terms(scope, shape)
+        terms = Terms(scope, shape)
         q, dq, k, dk = (
-            terms.take(view.rows(scope, x, t0, WIDE_ROWS, self.head, zero), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
+            terms.take(view.rows(scope, x, t0, WIDE_ROWS, self.head, self.c0), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
         )
         change = terms.result(terms.sub(terms.mul(q, dq), terms.mul(k, dk)))
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        decay = view.rows(scope, op.decay, t0, WIDE_ROWS, self.head, zero)
+        decay = view.rows(scope, op.decay, t0, WIDE_ROWS, self.head, self.c0)
         terms = Terms(scope, shape)
         gradient = terms.add(terms.take(sums, 0, 1), terms.take(later, 1))
         kept = terms.above(terms.take(decay, 0, 1), FORGOTTEN / LOG2_E)
-        limits = {0: view.end} | ({1: scope.value(self.head.size)} if self.head.padded else {})
-        stored, index = terms.result(terms.where(kept, gradient)), [view.b, view.h, t0, zero]
-        scope.add(tile.StoreOp(stored, view.kernel.take(self.target), index, [2, 3], limits))
+        view.store_rows(scope, terms.result(terms.where(kept, gradient)), self.target, t0, self.head, self.c0)
         total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
         terms = Terms(scope, [self.head.tile])
         return terms.result(terms.add(terms.take(later, 0), terms.take(total, 0)))

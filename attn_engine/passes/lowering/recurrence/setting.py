@@ -296,10 +296,13 @@ class State:
         v0: SSAValue,
         hint: str = "state",
         as_held: bool = False,
+        k0: SSAValue | None = None,
     ) -> SSAValue:
-        """The part of a state from value channel v0 on; `as_held` says that memory is turned where the tile is."""
+        """The part of a state from value channel v0, key channel k0 on; `as_held`: memory is turned where the tile is."""
         type_ = TensorType(tile.element_of(source), list(self.shape))
         where, dims = self._place(scope, index, v0, as_held)
+        if k0 is not None:
+            where[-2] = k0
         return scope.add(tile.LoadOp(source, where, dims, type_, self._limits(scope)), hint).result
 
     def store(
