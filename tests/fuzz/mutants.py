@@ -85,7 +85,7 @@ MUTANTS = (
         "natural logarithms in base 2", 0, attn_exp_to_exp2.BaseTwo.apply, "constant(LN2, f32)", "constant(1.0, f32)"
     ),
     # Kernels
-    Mutant("lengths swapped in the ranges of a mask", 5, ranges.spans, 'frame.sq), "sq")', 'frame.skv), "sq")'),
+    Mutant("lengths swapped in the ranges of a mask", 14, ranges.spans, 'frame.sq), "sq")', 'frame.skv), "sq")'),
     Mutant("full blocks that are not", 63, ranges.spans, "scope.round_up(full_lo", "scope.round_down(full_lo"),
     Mutant("visible blocks forgotten", 0, ranges.spans, "scope.round_up(visible_hi", "scope.round_down(visible_hi"),
     Mutant("keys beyond the end", 1, frame.Frame.see, "if self.operands.whole else in_range", "if True else in_range"),
