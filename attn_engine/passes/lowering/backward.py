@@ -47,7 +47,7 @@ class BackwardLowering:
         operands.describe()
         operands.tables = tables = Tables(self.name, plan, operands, self.enabled)
         self._zero(plan)
-        mods = Mods(self.name, plan, operands, self.rows.m)
+        mods = Mods(self.name, plan, operands, min(n for b in (self.rows, self.dq, self.dkdv) for n in (b.m, b.n)))
         mods.before()
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))

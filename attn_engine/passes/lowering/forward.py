@@ -49,7 +49,7 @@ class ForwardLowering:
     def _aside(self, plan: Plan) -> None:
         """What other kernels do first: ranges of blocks when they are asked for, and operands that are modified apart."""
         self.tables = self.operands.tables = Tables(self.name, plan, self.operands, self.enabled)
-        mods = Mods(self.name, plan, self.operands, self.blocks.m)
+        mods = Mods(self.name, plan, self.operands, min(self.blocks.m, self.blocks.n))
         mods.before()
         self.tables.kernels += mods.kernels
 

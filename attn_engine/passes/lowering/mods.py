@@ -21,6 +21,9 @@ from attn_engine.passes.lowering.program import Bound, Program
 
 MODS = {"q": "query", "k": "key", "v": "value"}
 INDICES = 4
+ELEMENTS = 2048
+"""Of a block of rows with all of their channels: a mod is long scalar code, and its values should stay in registers."""
+FEWEST_ROWS = 16
 
 
 def reads_row(region: Region | None) -> bool:
@@ -41,7 +44,8 @@ class Mods:
     name: str
     plan: Plan
     operands: Operands
-    rows: int
+    most_rows: int
+    """Of a block: where blocks are known to divide the lengths, this many rows divide them too."""
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
 
     def _region(self, name: str, kind: str) -> Region | None:
@@ -83,20 +87,24 @@ class Mods:
     def _head(self, name: str) -> Head:
         return self.operands.vo if name == "v" else self.operands.qk
 
+    def _rows(self, name: str) -> int:
+        return min(self.most_rows, max(FEWEST_ROWS, ELEMENTS // self._head(name).tile))
+
     def _temporary(self, name: str, element: Attribute, hint: str) -> SSAValue:
         scope, head = self.plan.scope, self._head(name)
         sizes = [self.operands.batch, self._heads(name), self._length(name), scope.value(head.size)]
         return scope.add(tile.AllocOp(sizes, tile.GlobalType(4, element)), hint).result
 
     def _begin(self, name: str, hint: str) -> _RowKernel:
-        kernel = Kernel(f"{self.name}_{hint}", self.plan, Blocks(self.rows, self._head(name).tile, 4, 1))
+        rows = self._rows(name)
+        kernel = Kernel(f"{self.name}_{hint}", self.plan, Blocks(rows, self._head(name).tile, 4, 1))
         i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
         frame = Frame(self.operands, kernel, 0, b, h, h)
-        row0 = kernel.scope.value(kernel.scope.times(i, self.rows, "row0"))
+        row0 = kernel.scope.value(kernel.scope.times(i, rows, "row0"))
         return _RowKernel(name, frame, row0, kernel.take(self._length(name)), self._head(name))
 
     def _launch(self, name: str, kernel: Kernel) -> None:
-        blocks = self.operands.blocks(self._length(name), self.rows, f"{name}_blocks")
+        blocks = self.operands.blocks(self._length(name), self._rows(name), f"{name}_blocks")
         self.kernels.append(kernel.launch([blocks, self._heads(name), self.operands.batch]))
 
     def _modify(self, name: str, block: Block, target: SSAValue) -> None:
