@@ -54,7 +54,7 @@ def test_under_torch_compile():
         ({"k": lambda k: k[..., :-1]}, errors.HeadDimError, "16, 15, 24 channels"),
         ({"v": lambda v: v[:, :, :3]}, errors.HeadCountError, "2, 2, 3 heads"),
         ({"v": lambda v: v[:1]}, errors.BatchError, "batch sizes 2, 2, 1"),
-        ({"v": lambda v: v.repeat(1, 1, 1, 20)}, errors.HeadDimLimitError, "v has 480 channels"),
+        ({"v": lambda v: v.repeat(1, 1, 1, 30)}, errors.HeadDimLimitError, "v has 720 channels"),
         (
             {"decay": lambda g: g[:, :5]},
             errors.StateShapeError,
