@@ -58,30 +58,49 @@ def gemm(a, b, c, transpose_A=False, transpose_B=False, policy=None):
     return _T.gemm(a, b, c, transpose_A, transpose_B)
 
 
-@_T.macro
-def _sum(source, target, kept, reduced):
-    for i in _T.serial(kept):
-        target[i] = 0.0
+def _reduce(start, combine):
+    """A reduction along either axis of a tile, or of a vector to its only element."""
+
+    @_T.macro
+    def rows(source, target, kept, reduced):
+        for i in _T.serial(kept):
+            target[i] = start if start is not None else source[i, 0]
+            for j in _T.serial(reduced):
+                target[i] = combine(target[i], source[i, j])
+
+    @_T.macro
+    def columns(source, target, reduced, kept):
+        for i in _T.serial(kept):
+            target[i] = start if start is not None else source[0, i]
+            for j in _T.serial(reduced):
+                target[i] = combine(target[i], source[j, i])
+
+    @_T.macro
+    def vector(source, target, reduced):
+        target[0] = start if start is not None else source[0]
         for j in _T.serial(reduced):
-            target[i] += source[i, j]
+            target[0] = combine(target[0], source[j])
+
+    def reduce(source, target, dim, clear):
+        assert clear
+        form = vector if len(source.shape) == 1 else (columns, rows)[dim]
+        return form(source, target, *source.shape)
+
+    return reduce
 
 
-@_T.macro
-def _max(source, target, kept, reduced):
-    for i in _T.serial(kept):
-        target[i] = source[i, 0]
-        for j in _T.serial(reduced):
-            target[i] = _T.max(target[i], source[i, j])
+reduce_sum = _reduce(0.0, lambda a, b: a + b)
+reduce_max = _reduce(None, lambda a, b: _T.max(a, b))
+reduce_min = _reduce(None, lambda a, b: _T.min(a, b))
 
 
-def reduce_sum(source, target, dim, clear):
-    assert clear and dim == 1
-    return _sum(source, target, *source.shape)
+def get_thread_binding():
+    return 0
 
 
-def reduce_max(source, target, dim, clear):
-    assert clear and dim == 1
-    return _max(source, target, *source.shape)
+def atomic_add(place, value):
+    """Programs run one after the other."""
+    return _T.buffer_store(place.buffer, place + value, place.indices)
 
 
 def _compile(program: Any):

@@ -8,7 +8,7 @@ strides in 64 bits. The grid is one axis, from which a program decodes its place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from xdsl.dialects import scf
@@ -173,7 +173,7 @@ def _scatter_add(printer: KernelPrinter, op: BufferScatterAddOp) -> None:
 
 
 @contextmanager
-def _each_element(printer: KernelPrinter, op: compute.BufferMapOp | BufferScatterAddOp) -> Iterator[list[str]]:
+def _each_element(printer: KernelPrinter, op: compute.BufferMapOp | BufferScatterAddOp) -> Generator[list[str]]:
     """A loop over the elements of an op's shape; gives what the region yields for one of them."""
     printer.indices, header = printer.loop_variables(op.shape)
     with printer.writer.block(header):

@@ -128,6 +128,23 @@ def _atomic_add(printer: KernelPrinter, op: memory.BufferAtomicAddOp) -> None:
     _scattered(printer, op, "T.atomic_add({0}, {1})")
 
 
+def _load_number(printer: KernelPrinter, op: tile.LoadOp) -> None:
+    printer.assign(op, element(printer.text(op.source), printer.texts(op.indices)))
+
+
+def _store_number(printer: KernelPrinter, op: tile.StoreOp) -> None:
+    with printer.writer.block("if T.get_thread_binding() == 0:"):
+        place = element(printer.text(op.target), printer.texts(op.indices))
+        printer.writer.line(f"{place} = {printer.text(op.value)}")
+
+
+def _add_number(printer: KernelPrinter, op: tile.AtomicAddOp) -> None:
+    """A number that every thread has is added by the first of them."""
+    place = element(printer.text(op.target), printer.texts(op.indices))
+    with printer.writer.block("if T.get_thread_binding() == 0:"):
+        printer.writer.line(f"T.atomic_add({place}, {printer.text(op.value)})")
+
+
 COPY_RULES: dict[type[Operation], Callable[..., None]] = {
     memory.BufferAllocOp: _alloc,
     memory.BufferFillOp: _fill,
@@ -135,4 +152,7 @@ COPY_RULES: dict[type[Operation], Callable[..., None]] = {
     memory.CopyInOp: _copy_in,
     memory.CopyOutOp: _copy_out,
     memory.BufferAtomicAddOp: _atomic_add,
+    tile.AtomicAddOp: _add_number,
+    tile.LoadOp: _load_number,
+    tile.StoreOp: _store_number,
 }
