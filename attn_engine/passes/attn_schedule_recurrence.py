@@ -17,6 +17,8 @@ WARPS, THREADS = 4, 128
 STATE = 64 * THREADS
 """Numbers of a state per program: 64 registers of each thread leave enough for the products."""
 COLUMNS = 64
+LARGEST_KEY = 256
+"""Key channels whose queries the registers of four warps hold."""
 WARPGROUP_ROWS = 64
 """Rows of a product of four warps: a state of fewer value channels is no left operand."""
 RESERVED = 1024
@@ -107,7 +109,8 @@ def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: 
     programs = heads * ceil(work.value / columns)
     resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
-    return OpForm(columns, turned, pieces, chained, WARPS, stages)
+    warps = WARPS if work.key <= LARGEST_KEY else 2 * WARPS
+    return OpForm(columns, turned, pieces, chained, warps, stages)
 
 
 def _pieces(work: Work, places: int, programs: int, tokens: int) -> tuple[int, bool]:
