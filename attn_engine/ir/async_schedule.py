@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_engine.ir.schedule import Heads, KernelSchedule, padded
+from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, padded
 
 _MIB = 1 << 20
 WARPGROUP_ROWS = 64
@@ -24,6 +24,10 @@ class AsyncSchedule:
     """Keys of a block; fewer where heads of more than 128 channels leave less shared memory."""
     stages: int = 2
     """Blocks of keys, and of values, that a ring holds."""
+    gradient_block: int = 64
+    """Keys of a step of dq, queries of a step of dk and dv."""
+    dq_stages: int = 4
+    dkdv_stages: int = 2
     table_stages: int = 1
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
@@ -69,3 +73,11 @@ class AsyncSchedule:
         size = max(padded(heads.qk), padded(heads.v))
         block_n = self.block_n if size <= _WIDE else self.block_n * _WIDE // size // 2
         return KernelSchedule(self.block_m, block_n, _WARPS * self.consumers, self.stages)
+
+    def gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
+        """The same for the kernel of dq, or of dk and dv; None for heads that it has no blocks for."""
+        if max(padded(heads.qk), padded(heads.v)) > _WIDE or BYTES[heads.dtype] != BYTES["bf16"]:
+            return None
+        if kind is Kind.DQ:
+            return KernelSchedule(self.block_m, self.gradient_block, _WARPS * self.consumers, self.dq_stages)
+        return KernelSchedule(self.gradient_block, self.block_m, _WARPS * self.consumers, self.dkdv_stages)

@@ -29,9 +29,19 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
 from attn_engine.passes.hopper.form import is_zero
-from attn_engine.passes.hopper.steps import Step, check_kernel, is_step, signatures, step_of
+from attn_engine.passes.hopper.steps import (
+    Step,
+    check_kernel,
+    check_size,
+    is_step,
+    launched,
+    shared_bytes,
+    signatures,
+    step_of,
+)
 
 _LARGEST_N = 256
+_REGISTERS = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
 _ALIGNED = 4
 """Numbers of 32 bits in the 16 bytes to which copies align rows."""
 
@@ -241,12 +251,6 @@ def _erase_load(load: tile.LoadOp) -> None:
     Rewriter.erase_op(load)
 
 
-def check_shared(kernel: tile.KernelOp, limit: int) -> None:
-    need = sum(o.result.type.byte_size for o in kernel.body.block.ops if isinstance(o, RingOp))
-    if need > limit:
-        raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
-
-
 @dataclass(frozen=True)
 class TilePipelineStepsPass(ModulePass):
     """Moves the blocks of a kernel's steps through shared memory, and makes its products asynchronous.
@@ -282,11 +286,20 @@ class TilePipelineStepsPass(ModulePass):
     """Shared memory that the rings may take."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in signatures(op, self.plan):
+        found = signatures(op, self.plan)
+        if not found:
+            raise AsyncUnsupportedError(f"plan @{self.plan} has no kernel that multiplies blocks in a loop")
+        for signature in launched(op, self.plan):
             check_kernel(signature)
+        for signature in found:
+            check_size(signature, AsyncSchedule.consumers, _REGISTERS)
+            need = shared_bytes(signature)
+            if need > self.shared_bytes:
+                raise AsyncUnsupportedError(
+                    f"its blocks need {need} bytes of shared memory, of which there are {self.shared_bytes}"
+                )
             _Pipeline(signature, self.stages).run()
             _erase_owned(signature.kernel)
-            check_shared(signature.kernel, self.shared_bytes)
 
 
 def _erase_owned(kernel: tile.KernelOp) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -17,25 +16,8 @@ from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, B
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, extend_for, yield_more, yields
+from attn_engine.passes.hopper.role_steps import chain, count_of, is_role_step, role_steps, sums
 from attn_engine.passes.hopper.steps import kernels_at_async_level
-
-
-def _chain(body: Block, ops: Sequence[Operation]) -> list[Operation]:
-    """Ops of a body, and those that their operands are from, in order."""
-    needed, work = set[Operation](), list(ops)
-    while work:
-        op = work.pop()
-        if op.parent is body and op not in needed:
-            needed.add(op)
-            work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation))
-    return [op for op in body.ops if op in needed]
-
-
-def _count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:
-    """The number of the step, from which the stage of its slots follows."""
-    stage = op.index.owner
-    assert isinstance(stage, arith.RemSIOp)
-    return stage.lhs
 
 
 @dataclass
@@ -53,7 +35,7 @@ class _First:
         wait = next(op for op in body.ops if isinstance(op, WaitOp) and product.result in op.pending)
         full = next(op for op in body.ops if isinstance(op, BarrierWaitOp))
         alone = product.acc is None and len(wait.pending) == 1 and full.is_before_in_block(product)
-        depends = any(isinstance(op, WaitOp) for op in _chain(body, [product]))
+        depends = any(isinstance(op, WaitOp) for op in chain(body, [product]))
         if not alone or depends:
             raise AsyncUnsupportedError("the first product of its steps needs something from the step before")
         return cls(body, product, wait, full)
@@ -64,8 +46,8 @@ class _First:
 
     def start(self, scope: Before, count: SSAValue) -> SSAValue:
         """Waits for the slot of step `count` and starts the product on it; its pending result."""
-        mapping: dict[SSAValue, SSAValue] = {_count_of(self.full): count}
-        for op in _chain(self.body, [self.full, self.product]):
+        mapping: dict[SSAValue, SSAValue] = {count_of(self.full): count}
+        for op in chain(self.body, [self.full, self.product]):
             scope.add(op.clone(value_mapper=mapping))
         return mapping[self.product.result]
 
@@ -77,20 +59,15 @@ class _First:
             Rewriter.erase_op(op)
 
 
-def _is_step(op: Operation) -> bool:
-    return isinstance(op, scf.ForOp) and any(isinstance(o, AsyncDotOp) for o in op.body.block.ops)
-
-
 def _holds_steps(op: Operation) -> bool:
-    return isinstance(op, scf.ForOp) and any(_is_step(o) for o in op.walk())
+    return isinstance(op, scf.ForOp) and any(is_role_step(o) for o in op.walk())
 
 
 def _consumer(role: Block) -> None:
     loops = [op for op in role.ops if _holds_steps(op)]
-    steps = [op for op in role.walk() if _is_step(op)]
-    first = _First.of(steps[0].regions[0].block)
-    for step in steps[1:]:
-        if _First.of(step.regions[0].block).product.result.type != first.product.result.type:
+    first, *others = [_First.of(body) for body in role_steps(role)]
+    for other in others:
+        if other.product.result.type != first.product.result.type:
             raise AsyncUnsupportedError("its steps start with different products")
     outer = loops[0]
     assert isinstance(outer, scf.ForOp)
@@ -106,7 +83,7 @@ def _rotate(loop: scf.ForOp, carried: SSAValue) -> SSAValue:
     """Passes the result of the next step's first product through a loop, and those inside of it."""
     new, (inner,) = extend_for(loop, [carried], [carried.name_hint or "x"])
     body = new.body.block
-    if _is_step(new):
+    if is_role_step(new):
         yield_more(body, [_step(body, inner)])
     else:
         for op in list(body.ops):
@@ -125,7 +102,7 @@ def _step(body: Block, carried: SSAValue) -> SSAValue:
     if not last.is_before_in_block(final):
         raise AsyncUnsupportedError("its steps end without a product")
     scope = Before(final)
-    count = _count_of(first.full)
+    count = count_of(first.full)
     following = scope.add(arith.AddiOp(count, scope.value(1)), "following").result
     pending = first.start(scope, following)
     final.properties["count"] = IntegerAttr(1, i64)
@@ -146,10 +123,10 @@ def _producer(role: Block) -> None:
     assert end is not None
     scope = Before(end)
     result = next(r for r in loops[-1].results if r.type == builtin.i32)
-    mapping: dict[SSAValue, SSAValue] = {_count_of(free): result}
+    mapping: dict[SSAValue, SSAValue] = {count_of(free): result}
     zero = scope.value(0)
     slots = [load.target.owner for load in loads]
-    for op in _chain(body, [free, expect, *(s for s in slots if isinstance(s, Operation))]):
+    for op in chain(body, [free, expect, *(s for s in slots if isinstance(s, Operation))]):
         scope.add(op.clone(value_mapper=mapping))
     for load in loads:
         place = [zero] * len(load.coordinates)
@@ -164,7 +141,7 @@ def _copies(body: Block) -> list[BarrierExpectOp]:
 class TileRotateStepsPass(ModulePass):
     """Starts the first product of the next step behind the last ones of a step, so that the wait for those is not idle.
 
-    Its result is carried to the next step. Behind the last step a product on a block that nothing needs runs: the producer
+    For steps with several sums; those with one have `tile-defer-product`, which costs fewer instructions. The result of the product is carried to the next step. Behind the last step a product on a block that nothing needs runs: the producer
     copies one block more, from the start of the tensor.
 
     ```
@@ -189,8 +166,7 @@ class TileRotateStepsPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for signature in kernels_at_async_level(op, self.plan):
             for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                for region in roles.bodies:
-                    if any(isinstance(o, AsyncDotOp) for o in region.walk()):
-                        _consumer(region.block)
-                    else:
-                        _producer(region.block)
+                consumer, producer = (region.block for region in roles.bodies)
+                if all(len(sums(body)) > 1 for body in role_steps(consumer)):
+                    _consumer(consumer)
+                    _producer(producer)

@@ -40,7 +40,7 @@ _WARPS = 4
 _COPIES = (BarrierExpectOp, AsyncLoadOp)
 _COMPUTES = (
     *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
-    *(WriteOp, AsyncStoreOp, AsyncStoreWaitOp),
+    *(WriteOp, AsyncStoreOp, AsyncStoreWaitOp, tile.AtomicAddOp, tile.ScatterAddOp),
 )
 
 

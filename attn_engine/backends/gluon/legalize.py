@@ -1,7 +1,7 @@
 """What the Gluon backend can take, and the passes that lead from the value level to its text.
 
-The forward kernel becomes a kernel of roles at the async level. Other plans, the backward, stay at the value level,
-and are emitted as plain Triton.
+The forward kernel becomes a kernel of roles at the async level, and so do those of the backward where all of them can.
+Other plans stay at the value level, and are emitted as plain Triton.
 """
 
 from __future__ import annotations
@@ -16,6 +16,17 @@ SCHEDULE = ("tile-peel-block", "tile-schedule-grid", "tile-pipeline", "tile-spec
 
 PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
 """Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks."""
+
+GRADIENTS = (
+    "tile-stage-maps",
+    "tile-fold-scales",
+    "tile-pipeline-steps",
+    "tile-split-roles",
+    "tile-overlap-products",
+    "tile-rotate-steps",
+    "tile-defer-product",
+)
+"""The kernels of the backward to the async level."""
 
 LEGALIZE = ('tile-expand-math{keep="math.erf"}', "tile-relax-divide", "triton-pass-sizes")
 """What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""

@@ -29,6 +29,16 @@ _BRANCH = re.compile(r"\bBRA\S*\s+(?:\S+,\s*)?(?:`\(\S+\)|0x([0-9a-f]+))")
 
 
 @dataclass(frozen=True)
+class Remarks:
+    """What the assembler says of a kernel."""
+
+    spilled_bytes: int
+    """Stored and loaded."""
+    warnings: tuple[str, ...]
+    """That products were serialised (C75xx)."""
+
+
+@dataclass(frozen=True)
 class Assembly:
     """What a kernel became."""
 
@@ -67,14 +77,21 @@ def compile_ahead(source: str, kernel: str) -> Assembly:
         GluonASTSource(facts["function"], signature, {}, attributes), target=_TARGET, options=facts["options"]
     )
     ptx = compiled.asm["ptx"]
-    remarks = _assemble(ptx)
+    remarks = remarks_of(ptx)
     return Assembly(
         ptx=ptx,
         sass=_disassemble(compiled.asm["cubin"]),
         shared=compiled.metadata.shared,
-        spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill", remarks))),
-        warnings=tuple(line for line in remarks.splitlines() if "C75" in line),
+        spilled_bytes=remarks.spilled_bytes,
+        warnings=remarks.warnings,
     )
+
+
+def remarks_of(ptx: str) -> Remarks:
+    """Assembles a text once more, for what the assembler has to say."""
+    text = _assemble(ptx)
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", text)))
+    return Remarks(spilled, tuple(line for line in text.splitlines() if "C75" in line))
 
 
 def _triton() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from xdsl.dialects import arith
 from xdsl.ir import Operation
@@ -20,6 +21,8 @@ from attn_engine.dialects.tile_types import BarriersType, BufferType, Descriptor
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
 _MATRIX_RANK = 2
+_WIDE_PIN = 32
+"""Values of a thread that one statement takes."""
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -188,9 +191,13 @@ def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> N
 
 
 def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
+    """A few values a thread in pairs, a whole tile in one statement."""
+    value, wide = printer.tile(op.value), prod(tile.shape_of(op.value)) >= _WIDE_PIN * 32 * printer.warps
+    if wide:
+        printer.assign(op, f"pin_wide({value})")
+        return
     printer.assign(
-        op,
-        f'gl.inline_asm_elementwise(PIN, "=f,=f,f,f", [{printer.tile(op.value)}], dtype=gl.float32, is_pure=False, pack=2)',
+        op, f'gl.inline_asm_elementwise(PIN, "=f,=f,f,f", [{value}], dtype=gl.float32, is_pure=False, pack=2)'
     )
 
 

@@ -130,7 +130,10 @@ def _range(printer: FunctionPrinter, op: tile.RangeOp) -> None:
 
 
 def _place(
-    printer: FunctionPrinter, op: tile.LoadOp | tile.StoreOp, memory: SSAValue, value: SSAValue
+    printer: FunctionPrinter,
+    op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp,
+    memory: SSAValue,
+    value: SSAValue,
 ) -> tuple[str, str]:
     """The pointers and the mask (or nothing) of an access, as expressions."""
     shape, layout = tile.shape_of(value), printer.layout_of(value)
@@ -169,6 +172,30 @@ def _store(printer: FunctionPrinter, op: tile.StoreOp) -> None:
     printer.writer.line(f"gl.store({place}, {value}{f', mask={mask}' if mask else ''})")
 
 
+def _atomic_add(printer: FunctionPrinter, op: tile.AtomicAddOp) -> None:
+    place, mask = _place(printer, op, op.target, op.value)
+    value = printer.tile(op.value) if tile.shape_of(op.value) else printer.text(op.value)
+    printer.writer.line(f'gl.atomic_add({place}, {value}{f", mask={mask}" if mask else ""}, sem="relaxed")')
+
+
+def _scatter_add(printer: FunctionPrinter, op: tile.ScatterAddOp) -> None:
+    """Places and guard are broadcast to the shape of the value."""
+    shape, layout, base = tile.shape_of(op.value), printer.layout_of(op.value), printer.text(op.target)
+    operands = [*op.indices, *([op.guard] if op.guard is not None else [])]
+    texts: list[str] = []
+    for operand, axes in zip(operands, tile.axes_of(op.axes), strict=True):
+        text = printer.tile(operand, restricted(layout, axes, len(shape))) if axes else printer.text(operand)
+        texts.append(spread(text, axes, len(shape)))
+    pairs = zip(texts, printer.strides[base], strict=False)
+    place = " + ".join([base, *(f"{_wide(index)} * {stride}" for index, stride in pairs)])
+    mask = texts[-1] if op.guard is not None else ""
+    if shape:
+        place = f"{place} + gl.full({list(shape)}, 0, gl.int64, {printer.layout(layout)})"
+        mask = f"{mask} & gl.full({list(shape)}, True, gl.int1, {printer.layout(layout)})" if mask else ""
+    value = printer.tile(op.value) if shape else printer.text(op.value)
+    printer.writer.line(f'gl.atomic_add({place}, {value}{f", mask={mask}" if mask else ""}, sem="relaxed")')
+
+
 def _gather(printer: FunctionPrinter, op: tile.GatherOp) -> None:
     base = printer.text(op.source)
     pairs = zip(printer.texts(op.indices), printer.strides[base], strict=True)
@@ -200,4 +227,6 @@ MAP_RULES: dict[type[Operation], Callable[..., None]] = {
     tile.RangeOp: _range,
     tile.LoadOp: _load,
     tile.StoreOp: _store,
+    tile.AtomicAddOp: _atomic_add,
+    tile.ScatterAddOp: _scatter_add,
 }

@@ -36,8 +36,29 @@ PIN = gl.constexpr(
     "{ .reg .pred p, q; .reg .b32 m; setp.lt.f32 p, $2, 0f00000000; setp.lt.or.f32 q, $3, 0f00000000, p;"
     " selp.b32 m, 1, 0xffffffff, q; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3; }"
 )
+
+
+def _pin_wide(count):
+    """The same for many values of any sign: where all are 0 but for the least in magnitude below it, a thread sleeps for a moment."""
+    ors = "".join(f"or.b32 m, m, ${n};" for n in range(count + 1, 2 * count))
+    moves = "".join(f"mov.b32 ${n}, ${n + count};" for n in range(count))
+    test = "setp.eq.b32 p, m, 0x80000001; @p nanosleep.u32 1;"
+    return f"{{ .reg .pred p; .reg .b32 m; mov.b32 m, ${count}; {ors} {test} {moves} }}"
+
+
+PIN_WIDE = gl.constexpr(_pin_wide(32))
+PIN_WIDE_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 32 + ["r"] * 32))
 RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
+
+
+@gluon.jit
+def pin_wide(value):
+    bits = value.to(gl.int32, bitcast=True)
+    pinned = gl.inline_asm_elementwise(
+        PIN_WIDE, PIN_WIDE_CONSTRAINTS, [bits], dtype=gl.int32, is_pure=False, pack=32
+    )
+    return pinned.to(gl.float32, bitcast=True)
 
 
 @gluon.jit

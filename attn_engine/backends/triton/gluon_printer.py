@@ -19,7 +19,21 @@ from attn_engine.errors import UnsupportedOpError
 RESERVED = (
     *("gl", "tl", "gluon", "builtin", "ir", "torch", "tma", "mbarrier", "fence_async_shared", "describe"),
     *("warpgroup_mma", "warpgroup_mma_wait", "copy_in", "copy_out", "reduce_add_out", "processor_count"),
-    *("PIN", "RECIPROCAL", "OPAQUE_ZERO", "KERNELS", "PLANS", "_add", "_max", "_min", "float", "range"),
+    *(
+        "PIN",
+        "PIN_WIDE",
+        "PIN_WIDE_CONSTRAINTS",
+        "pin_wide",
+        "RECIPROCAL",
+        "OPAQUE_ZERO",
+        "KERNELS",
+        "PLANS",
+        "_add",
+        "_max",
+        "_min",
+        "float",
+        "range",
+    ),
 )
 
 

@@ -111,6 +111,12 @@ def _wait(op: WaitOp) -> Iterator[Pair]:
         yield pending, value, _same(value)
 
 
+def _scatter_add(op: tile.ScatterAddOp) -> Iterator[Pair]:
+    operands = [*op.indices, *([op.guard] if op.guard is not None else [])]
+    for operand, axes in zip(operands, tile.axes_of(op.axes), strict=True):
+        yield operand, op.value, dict(enumerate(axes))
+
+
 def _for(op: scf.ForOp) -> Iterator[Pair]:
     inside, ends = op.body.block.args[1:], yields(op.body.block).operands
     for group in zip(op.iter_args, inside, ends, op.results, strict=True):
@@ -129,4 +135,5 @@ _RULES: dict[type[Operation], Callable[..., Iterator[Pair]]] = {
     AsyncDotOp: _async_dot,
     WaitOp: _wait,
     scf.ForOp: _for,
+    tile.ScatterAddOp: _scatter_add,
 }

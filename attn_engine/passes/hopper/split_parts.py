@@ -19,6 +19,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.rows import own_constants, row_axes, walk
 from attn_engine.passes.hopper.split_rows import splat_like
+from attn_engine.passes.hopper.steps import adds_up
 
 _WARPS = 4
 
@@ -61,11 +62,11 @@ class SplitParts:
         """Tiles along the owned rows start at the consumer's first one."""
         if isinstance(op, tile.RangeOp) and op.result in axes:
             self._add_offset(op, 0)
-        elif isinstance(op, tile.StoreOp) and op.value in axes:
+        elif isinstance(op, tile.StoreOp | tile.AtomicAddOp) and op.value in axes:
             self._add_offset(op, tile.ints_of(op.dims)[axes[op.value]] + 2)
         elif isinstance(op, tile.LoadOp) and op.result in axes:
             self._add_offset(op, tile.ints_of(op.dims)[axes[op.result]] + 1)
-        elif isinstance(op, tile.ReduceOp) and axes.get(op.value) == op.axis.value.data:
+        elif isinstance(op, tile.ReduceOp) and axes.get(op.value) == op.axis.value.data and not adds_up(op):
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
 
     # --- owned blocks

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp, bf16, f16, f32
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import WARPGROUP_ROWS, WARPGROUP_THREADS
 from attn_engine.passes.hopper.edit import Signature
 from attn_engine.passes.hopper.form import find_plan
-
-_MATRIX_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,17 @@ def block_of(value: SSAValue) -> tile.LoadOp | None:
 
 def signatures(module: ModuleOp, plan_name: str) -> list[Signature]:
     """The kernels of a plan that have steps, with their launches."""
-    return [s for s in _launched(module, plan_name) if any(True for _ in step_bodies(s.kernel.body.block))]
+    return [s for s in launched(module, plan_name) if any(True for _ in step_bodies(s.kernel.body.block))]
 
 
 def kernels_at_async_level(module: ModuleOp, plan_name: str) -> list[Signature]:
     """The kernels of a plan that copy asynchronously."""
-    found = _launched(module, plan_name)
+    found = launched(module, plan_name)
     return [s for s in found if any(isinstance(op, AsyncLoadOp) for op in s.kernel.walk())]
 
 
-def _launched(module: ModuleOp, plan_name: str) -> list[Signature]:
+def launched(module: ModuleOp, plan_name: str) -> list[Signature]:
+    """What a plan launches."""
     plan = find_plan(module, plan_name)
     if plan is None:
         raise AsyncUnsupportedError(f"no plan is named @{plan_name}")
@@ -120,6 +121,7 @@ def _is_vector(load: tile.LoadOp, signature: Signature) -> bool:
 _TAKEN = (
     *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
     *(tile.GatherOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+    *(tile.AtomicAddOp, tile.ScatterAddOp),
 )
 
 
@@ -130,5 +132,50 @@ def check_kernel(signature: Signature) -> None:
         known = isinstance(op, _TAKEN) or op.name.startswith(("arith.", "math."))
         if op is not kernel and not known:
             raise AsyncUnsupportedError(f"its kernel @{kernel.sym_name.data} holds '{op.name}'")
-    for body in step_bodies(kernel.body.block):
+    bodies = list(step_bodies(kernel.body.block))
+    for op in kernel.walk() if bodies else ():
+        if isinstance(op, tile.ReduceOp) and not (op.parent in bodies and op.axis.value.data) and not adds_up(op):
+            raise AsyncUnsupportedError("it reduces over the rows that consumers share")
+    for body in bodies:
         step_of(body, signature)
+        if any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) for op in body.ops):
+            raise AsyncUnsupportedError("it adds to a capture's gradient score by score")
+
+
+def shared_bytes(signature: Signature) -> int:
+    """Of the rings of a kernel: the blocks that it owns, and those of `num_stages` steps."""
+    kernel = signature.kernel
+    stages = kernel.attributes.get("num_stages")
+    count = stages.value.data if isinstance(stages, IntegerAttr) else 1
+    rings: dict[tuple[SSAValue, Attribute], int] = {}
+    for body in step_bodies(kernel.body.block):
+        step = step_of(body, signature)
+        owned = [dot.a.owner for dot in step.dots if isinstance(dot.a.owner, tile.LoadOp)]
+        for load, times in (*((o, 1) for o in owned), *((o, count) for o in (*step.blocks, *step.vectors))):
+            element = tile.element_of(load.result)
+            assert isinstance(element, FixedBitwidthType)
+            rings[load.source, load.result.type] = times * prod(tile.shape_of(load.result)) * element.bitwidth // 8
+    return sum(rings.values())
+
+
+def check_size(signature: Signature, consumers: int, registers: int) -> None:
+    """Raises `AsyncUnsupportedError` unless a consumer has the rows of one warpgroup, and room for a step's results."""
+    for body in step_bodies(signature.kernel.body.block):
+        dots = step_of(body, signature).dots
+        rows = {tile.shape_of(dot.result)[0] for dot in dots}
+        if rows != {WARPGROUP_ROWS * consumers}:
+            raise AsyncUnsupportedError(f"its blocks have {max(rows)} rows instead of {WARPGROUP_ROWS * consumers}")
+        columns = sum(tile.shape_of(dot.result)[1] for dot in dots)
+        need = columns * WARPGROUP_ROWS // WARPGROUP_THREADS
+        if need > registers:
+            raise AsyncUnsupportedError(f"the results of its products need {need} of {registers} registers")
+
+
+def adds_up(op: tile.ReduceOp) -> bool:
+    """Whether sums over parts, each added to memory, are the sum over all: nothing but a guard comes in between."""
+    if op.kind.data is not tile.Reduction.SUM:
+        return False
+    users = [use.operation for use in op.result.uses]
+    guards = [u for u in users if isinstance(u, arith.SelectOp)]
+    users = [u for u in users if u not in guards] + [use.operation for g in guards for use in g.result.uses]
+    return all(isinstance(u, tile.AtomicAddOp | tile.ScatterAddOp) for u in users)

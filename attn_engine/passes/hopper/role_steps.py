@@ -1,0 +1,44 @@
+"""The steps of a role: which loops they are, and what an op of one needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import arith, scf
+from xdsl.ir import Block, Operation, SSAValue
+
+from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp
+
+
+def chain(body: Block, ops: Sequence[Operation]) -> list[Operation]:
+    """Ops of a body, and those that their operands are from, in order."""
+    needed, work = set[Operation](), list(ops)
+    while work:
+        op = work.pop()
+        if op.parent is body and op not in needed:
+            needed.add(op)
+            work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation))
+    return [op for op in body.ops if op in needed]
+
+
+def count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:
+    """The number of the step, from which the stage of its slots follows."""
+    stage = op.index.owner
+    assert isinstance(stage, arith.RemSIOp)
+    return stage.lhs
+
+
+def is_role_step(op: Operation) -> bool:
+    """A loop that starts products itself."""
+    return isinstance(op, scf.ForOp) and any(isinstance(o, AsyncDotOp) for o in op.body.block.ops)
+
+
+def role_steps(role: Block) -> list[Block]:
+    """The bodies of the loops that start products themselves."""
+    return [op.body.block for op in role.walk() if isinstance(op, scf.ForOp) and is_role_step(op)]
+
+
+def sums(body: Block) -> list[AsyncDotOp]:
+    """The products of a step that are added to something."""
+    return [op for op in body.ops if isinstance(op, AsyncDotOp) and op.acc is not None]
