@@ -19,6 +19,7 @@ from attn_engine.runtime.schedules import arch_for, heads_of
 FEW, MANY = 16, 1024
 """Up to so many queries over at least so many keys have kernels of their own."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
+PROGRAMS_PER_THREAD = 4
 CPU_BLOCK = KernelSchedule(FEW, 1024, 1, 1)
 GPU_BLOCKS = tuple(
     KernelSchedule(FEW, n, 4, stages) for depths in ((3, 2), (1,)) for n in (128, 64, 32, 16) for stages in depths
@@ -37,7 +38,8 @@ class Decoding(IntEnum):
 def fill(target: Target) -> int:
     """How many programs keep a device busy."""
     if target.backend == "cpu":
-        return torch.get_num_threads()
+        threads = torch.get_num_threads()
+        return PROGRAMS_PER_THREAD * threads if threads > 1 else 1
     return PROGRAMS_PER_MULTIPROCESSOR * arch_for(target).multiprocessors
 
 
