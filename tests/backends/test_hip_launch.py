@@ -108,3 +108,47 @@ def test_an_index_outside_of_a_tile_is_an_error():
     source = emit(parse(TEMPORARY)).replace("attn::barrier();", "v.set(4, 0, 1.0f);")
     with pytest.raises(BackendError, match=r"outside of a tile in LDS \(program 0,0,0 thread 0\)"):
         emulate(source)["twice"](torch.zeros(4, 8), torch.zeros(4, 8), 1, 2.0)
+
+
+CALLER = """
+#include <attn_tensor.h>
+#include <stdio.h>
+
+int forward_full(const attn_tensor *q, const attn_tensor *k, const attn_tensor *v, const attn_tensor *o,
+                 const attn_tensor *lse, float scale, void *stream);
+
+int main(void) {
+  static _Float16 q[2 * 70 * 64], k[33 * 64], v[33 * 64], o[2 * 70 * 64];
+  static float lse[2 * 70];
+  const int64_t heads[] = {1, 2, 70, 64}, head_strides[] = {2 * 70 * 64, 70 * 64, 64, 1};
+  const int64_t keys[] = {1, 1, 33, 64}, key_strides[] = {33 * 64, 33 * 64, 64, 1};
+  const int64_t rows[] = {1, 2, 70}, row_strides[] = {140, 70, 1};
+  for (int i = 0; i < 33 * 64; ++i) v[i] = 0.5f + i % 64;
+  attn_tensor a = {q, heads, head_strides}, b = {k, keys, key_strides}, c = {v, keys, key_strides};
+  attn_tensor d = {o, heads, head_strides}, e = {lse, rows, row_strides};
+  int status = forward_full(&a, &b, &c, &d, &e, 0.125f, 0);
+  printf("%d %.1f %.1f %.4f\\n", status, (double)o[0], (double)o[2 * 70 * 64 - 1], lse[139]);
+  return status;
+}
+"""
+
+
+@emulates
+def test_a_caller_in_c(tmp_path: Path):
+    """Without Python: all keys are alike, so that the output is their value, and lse the logarithm of how many there are."""
+    library = toolchain.compile_emulated(emit(parse(FORWARD.read_text())), tmp_path)
+    (tmp_path / "caller.c").write_text(CALLER)
+    program = tmp_path / "caller"
+    options = [
+        "-x",
+        "c",
+        "-std=gnu11",
+        f"-I{toolchain.INCLUDE}",
+        str(tmp_path / "caller.c"),
+        "-x",
+        "none",
+        str(library),
+    ]
+    subprocess.run([toolchain.clang(), *options, f"-Wl,-rpath,{tmp_path}", "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0.5 63.5 3.4965\n"
