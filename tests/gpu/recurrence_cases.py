@@ -69,6 +69,9 @@ def strided():
         q, k, v = wide[..., offset:].split(64, -1)
         o, _ = attn_engine.recurrence(**(x | {"q": q, "k": k, "v": v}))
         near("o", o, right, BRAIN)
+    alike = x["decay"][..., None].expand(-1, -1, -1, 64)
+    o, _ = attn_engine.recurrence(**(x | {"decay": alike}))
+    near("o", o, right, BRAIN)
 
 
 def packed():
