@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -112,7 +112,7 @@ def eager(case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) ->
 
 def engine(backend: str, case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) -> Results:
     tensors, captures = [leaf(t) for t in tensors], {n: leaf(c) for n, c in captures.items()}
-    with poisoned_memory(), blocks(SMALL):
+    with poisoned_memory(), blocks(replace(SMALL, parts=case.parts)):
         attend = attn_engine.compile(**function_of(case)(**captures), backend=backend)
         return run(
             lambda q, k, v: attend(q, k, v, scale=SCALE, return_lse=case.has_lse),

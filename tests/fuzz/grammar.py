@@ -29,6 +29,11 @@ class Case:
         return f"# seed {self.seed}, {self.row}, {self.sizes}\n{self.source}"
 
     @property
+    def parts(self) -> int:
+        """Into how many parts the forward pass splits the keys."""
+        return (1, 1, 2, 3)[self.seed % 4]
+
+    @property
     def has_lse(self) -> bool:
         """The lse is asked for, and in the loss, where the row function is the softmax that needs no name."""
         return "def row(" not in self.source

@@ -13,8 +13,16 @@ from typing import Any
 from attn_engine.backends.cpu import gather
 from attn_engine.frontend import arithmetic
 from attn_engine.ir.autodiff import partials
-from attn_engine.passes import attn_exp_to_exp2, backward_operands, backward_regions, backward_sweep, online_regions
+from attn_engine.passes import (
+    attn_exp_to_exp2,
+    backward_operands,
+    backward_regions,
+    backward_sweep,
+    online_combine,
+    online_regions,
+)
 from attn_engine.passes.lowering import frame, key_gradients, program, query_gradients, ranges
+from attn_engine.passes.lowering.split_keys import SplitForwardLowering
 from attn_engine.passes.online_regions import StepBuilder
 from attn_engine.runtime import driver
 from tests.fuzz.check import check_case
@@ -84,6 +92,9 @@ MUTANTS = (
     Mutant(
         "natural logarithms in base 2", 0, attn_exp_to_exp2.BaseTwo.apply, "constant(LN2, f32)", "constant(1.0, f32)"
     ),
+    Mutant(
+        "factors of parts exchanged", 19, online_combine.CombineBuilder.build, "in self.parts]", "in self.parts[::-1]]"
+    ),
     # Kernels
     Mutant("lengths swapped in the ranges of a mask", 14, ranges.spans, 'frame.sq), "sq")', 'frame.skv), "sq")'),
     Mutant("full blocks that are not", 63, ranges.spans, "scope.round_up(full_lo", "scope.round_down(full_lo"),
@@ -107,6 +118,7 @@ MUTANTS = (
         "one query head of a group", 0, key_gradients.KeyGradients.build, "loop(scope, 0, group", "loop(scope, 0, 1"
     ),
     Mutant("keys without the scale", 2, key_gradients.KeyGradients._store, 'frame.take("scale")', "None"),
+    Mutant("parts that overlap", 2, SplitForwardLowering._part_kernel, "span.within(scope, first, after)", "span"),
     # Text
     Mutant("sums that keep the last summand", 1, gather.scatter_add, "accumulate=True", "accumulate=False"),
 )
