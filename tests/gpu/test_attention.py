@@ -17,10 +17,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not BACKENDS, reason="no GPU b
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 7e-3, torch.float32: 2e-5}
 
 
-def definition(name: str) -> Definition:
+def definition(name: str, dim: int) -> Definition:
     slopes = torch.rand(4, device="cuda", requires_grad=True)
     bias = torch.randn(4, 200, 260, device="cuda", requires_grad=True)
     lengths = torch.tensor([0, 131], device="cuda")
+    ids, key_ids = (torch.arange(n, device="cuda") // 70 for n in (200, 260))
+    weight = torch.rand(dim, device="cuda", requires_grad=True)
+    rotary = library.in_turn(library.rms_norm(weight), library.rotary(torch.rand(dim // 2, device="cuda")))
     return {
         "full": Definition(),
         "causal": Definition(mask_mod=library.causal),
@@ -28,6 +31,9 @@ def definition(name: str) -> Definition:
         "bias": Definition(score_mod=lambda s, b, h, q, kv: s + bias[h, q, kv]),
         "soft_cap": Definition(score_mod=library.soft_cap(5.0), mask_mod=library.causal),
         "lengths": Definition(mask_mod=lambda b, h, q, kv: kv < lengths[b]),
+        "documents": Definition(mask_mod=lambda b, h, q, kv: (ids[q] == key_ids[kv]) & (q >= kv)),
+        "first_or_document": Definition(mask_mod=lambda b, h, q, kv: (ids[q] == key_ids[kv]) | (kv < 9)),
+        "rotary_norm": Definition(query_mod=rotary, key_mod=rotary, mask_mod=library.causal),
         "sigmoid": Definition(row=library.sigmoid, mask_mod=library.causal),
         "retention": Definition(row=library.retention),
         "two_pass": Definition(row=lambda s: torch.relu(torch.softmax(s, -1) - 0.01)),
@@ -35,6 +41,7 @@ def definition(name: str) -> Definition:
 
 
 NAMES = ["full", "causal", "alibi_window", "bias", "soft_cap", "lengths", "sigmoid", "retention", "two_pass"]
+NAMES += ["documents", "first_or_document", "rotary_norm"]
 
 
 @pytest.mark.parametrize("dim", [64, 128, 72])
@@ -42,7 +49,7 @@ NAMES = ["full", "causal", "alibi_window", "bias", "soft_cap", "lengths", "sigmo
 @pytest.mark.parametrize("name", NAMES)
 def test_against_the_oracle(name: str, dtype: torch.dtype, dim: int):
     torch.manual_seed(0)
-    made = definition(name)
+    made = definition(name, dim)
     q = torch.randn(2, 4, 200, dim, device="cuda", dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, 2, 260, dim, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
     compiled = attn_engine.Attention(made)
