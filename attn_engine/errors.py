@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xdsl.utils.exceptions import PassFailedException
+
 
 class AttnEngineError(Exception):
     """The base of every error that attn_engine raises on purpose."""
@@ -14,6 +16,14 @@ class UnsupportedOpError(AttnEngineError):
         super().__init__(f"backend '{backend}' cannot emit '{op}'; legalize it, or choose another backend")
         self.op = op
         self.backend = backend
+
+
+class PassError(AttnEngineError, PassFailedException):
+    """A pass met IR that it has no form for."""
+
+    def __init__(self, name: str, problem: str):
+        super().__init__(f"{name}: {problem}")
+        self.name = name
 
 
 class BackendError(AttnEngineError):

@@ -10,12 +10,12 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_memory as buffers
 from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferTotalOp, GemmOp, Split
 from attn_engine.dialects.tile_types import MemorySpace
+from attn_engine.errors import PassError
 from attn_engine.passes.memory.held import (
     InBuffer,
     Memory,
@@ -43,7 +43,7 @@ def _constant(memory: Memory, op: arith.ConstantOp) -> None:
     assert isinstance(op.value, DenseIntOrFPElementsAttr)
     number = tile.splat_of(op.value)
     if number is None:
-        raise PassFailedException(f"tile-assign-memory: a tensor constant of different elements: {op}")
+        raise PassError("tile-assign-memory", f"a tensor constant of different elements: {op}")
     memory.held[op.result] = Splat(number)
 
 
@@ -55,7 +55,7 @@ def _transpose(memory: Memory, op: tile.TransposeOp) -> None:
     """Products read a buffer as its transpose; what else reads one needs it in shared memory."""
     held = memory.held[op.value]
     if not isinstance(held, InBuffer):
-        raise PassFailedException(f"tile-assign-memory: the transpose of what is in no buffer: {op}")
+        raise PassError("tile-assign-memory", f"the transpose of what is in no buffer: {op}")
     buffer = held.buffer
     if any(not isinstance(use.operation, tile.DotOp) for use in op.result.uses):
         buffer = memory.to_shared(op.value, buffer)
@@ -166,7 +166,7 @@ def _convert(memory: Memory, block: Block) -> None:
         if op is block.last_op or not (_has_tensors(op) or isinstance(op, scf.ForOp | scf.IfOp)):
             continue
         if type(op) not in RULES or (isinstance(op, tile.LoadOp) and not tile.shape_of(op.result)):
-            raise PassFailedException(f"tile-assign-memory: no rule for {op.name}: {op}")
+            raise PassError("tile-assign-memory", f"no rule for {op.name}: {op}")
         memory.at = op
         RULES[type(op)](memory, op)
         memory.dead.append(op)

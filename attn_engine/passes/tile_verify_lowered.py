@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import builtin, func
 from xdsl.passes import ModulePass
-from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
+from attn_engine.errors import PassError
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class TileVerifyLoweredPass(ModulePass):
         kernels = {o.sym_name.data for o in op.body.block.ops if isinstance(o, tile.KernelOp)}
         for inner in op.walk():
             if inner.name.startswith("attn.") or isinstance(inner, func.FuncOp | func.ReturnOp):
-                raise PassFailedException(f"'{inner.name}' is left after the lowering to tile")
+                raise PassError("tile-verify-lowered", f"'{inner.name}' is left after the lowering to tile")
             if isinstance(inner, tile.LaunchOp) and inner.kernel.root_reference.data not in kernels:
-                raise PassFailedException(f"launch of '@{inner.kernel.root_reference.data}', which is no kernel here")
+                raise PassError(
+                    "tile-verify-lowered", f"launch of '@{inner.kernel.root_reference.data}', which is no kernel here"
+                )

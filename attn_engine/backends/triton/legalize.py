@@ -9,9 +9,9 @@ from xdsl.dialects.builtin import ModuleOp, i32
 from xdsl.ir import BlockArgument, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
+from attn_engine.errors import PassError
 
 Size = tuple[int, int]
 """Position of the tensor among the kernel's arguments, and axis."""
@@ -24,7 +24,9 @@ def _lift_sizes(kernel: tile.KernelOp) -> list[Size]:
         if not isinstance(op, tile.DimOp):
             continue
         if not isinstance(op.source, BlockArgument) or op.source.block is not block:
-            raise PassFailedException(f"tile.dim of {op.source} in kernel @{kernel.sym_name.data}: not its argument")
+            raise PassError(
+                "triton-pass-sizes", f"tile.dim of {op.source} in kernel @{kernel.sym_name.data}: not its argument"
+            )
         size = (op.source.index, op.axis.value.data)
         if size not in found:
             found[size] = block.insert_arg(i32, len(block.args))

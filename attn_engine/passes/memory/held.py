@@ -9,12 +9,12 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_map import BufferMapOp
 from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, BufferFillOp, CopyOp, buffer_type, is_fragment
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.errors import PassError
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Memory:
             case InBuffer(shared):
                 return self._turned(value, shared)
             case _:
-                raise PassFailedException(f"tile-assign-memory: {value.type} %{value.name_hint} is in no buffer")
+                raise PassError("tile-assign-memory", f"{value.type} %{value.name_hint} is in no buffer")
 
     def fill(self, buffer: SSAValue, splat: Splat) -> None:
         number = self.insert(arith.ConstantOp(splat.number))  # type: ignore[arg-type]

@@ -8,11 +8,11 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
-from xdsl.utils.exceptions import PassFailedException
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_memory import CopyInOp, CopyOp, is_fragment
 from attn_engine.dialects.tile_types import MemorySpace
+from attn_engine.errors import PassError
 from attn_engine.passes.memory.held import InBuffer, Memory, is_local_and_used_once
 
 Convert = Callable[[Memory, Block], None]
@@ -75,9 +75,7 @@ def convert_if(memory: Memory, op: scf.IfOp, convert: Convert) -> None:
 def _only_tensors(op: Operation, values: Sequence[SSAValue]) -> None:
     for value in values:
         if not isinstance(value.type, TensorType):
-            raise PassFailedException(
-                f"tile-assign-memory: {op.name} carries a value of type {value.type}, not a tensor"
-            )
+            raise PassError("tile-assign-memory", f"{op.name} carries a value of type {value.type}, not a tensor")
 
 
 def _move(source: Block, target: Block) -> None:
