@@ -40,6 +40,14 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Examination:
+    """What an assembler made of kernels, in words, and why they do not run as their schedule means, if they do not."""
+
+    lines: tuple[str, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class Backend:
     """One target: how tile IR becomes text, and text becomes callables.
 
@@ -54,6 +62,8 @@ class Backend:
     build: Callable[[str], Mapping[str, Plan]]
     """Source text to one callable per `tile.plan`, by name."""
     check: Callable[[], Availability]
+    examine: Callable[[str], Examination] | None = None
+    """Looks at the machine code of a text's kernels; None where there is nothing to look for."""
     suffix: str = field(default=".py")
     """File name suffix of the source text."""
     plans: tuple[str, ...] = ("forward", "backward")

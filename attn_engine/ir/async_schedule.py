@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_engine.ir.schedule import BYTES, Heads, KernelSchedule, Kind, padded
+from attn_engine.ir.schedule import BYTES, SMALLEST_TILE, Heads, KernelSchedule, Kind, padded
 
 _MIB = 1 << 20
 WARPGROUP_ROWS = 64
@@ -12,6 +12,7 @@ WARPGROUP_ROWS = 64
 WARPGROUP_THREADS = 128
 _WARPS = 4
 _WIDE = 128
+_HALF_BYTES = 2
 _REGISTERS = {1: 240, 2: 240, 3: 160}
 _MOST_CONSUMERS = max(_REGISTERS)
 
@@ -68,11 +69,19 @@ class AsyncSchedule:
         spare = cls.other_registers if channels else cls.least_other_registers
         return cls.needed(keys, channels, columns) + spare <= cls.registers_of(consumers)
 
-    def forward(self, heads: Heads) -> KernelSchedule:
-        """Blocks, warps and stages of the forward at the value level, for the passes to start from."""
+    def candidates(self, heads: Heads, reads_keys: bool = False) -> tuple[KernelSchedule, ...]:
+        """Blocks, warps and stages of the forward at the value level, for the passes to start from; the best one first.
+
+        Narrow blocks come first where scores need registers of their own: a captured value for each key, or a
+        table in f32.
+        """
         size = max(padded(heads.qk), padded(heads.v))
-        block_n = self.block_n if size <= _WIDE else self.block_n * _WIDE // size // 2
-        return KernelSchedule(self.block_m, block_n, _WARPS * self.consumers, self.stages)
+        keys = self.block_n if size <= _WIDE else self.block_n * _WIDE // size
+        stages = 2 * self.stages if size <= _WIDE // 2 else self.stages
+        warps = _WARPS * self.consumers
+        wide = KernelSchedule(self.block_m, keys, warps, stages)
+        narrow = KernelSchedule(self.block_m, max(SMALLEST_TILE, keys // 2), warps, stages + 1)
+        return (narrow, wide) if reads_keys or heads.gathered > _HALF_BYTES else (wide, narrow)
 
     def gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
         """The same for the kernel of dq, or of dk and dv; None for heads that it has no blocks for."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import builtin, scf
+from xdsl.dialects import arith, builtin, scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.traits import IsTerminator, is_side_effect_free
@@ -27,9 +27,15 @@ def _reads(op: Operation) -> Iterator[SSAValue]:
             yield operand
 
 
+_CASTS = (arith.ExtSIOp, arith.ExtUIOp, arith.TruncIOp, arith.SIToFPOp, arith.ExtFOp, arith.TruncFOp)
+"""Of integers and floats: upstream says of some of them that they are pure, of others nothing."""
+
+
 def _movable(op: Operation, written: set[SSAValue]) -> bool:
     if isinstance(op, tile.MapOp | tile.LoadOp | tile.GatherOp):
         return not any(source in written for source in _reads(op))
+    if isinstance(op, _CASTS):
+        return True
     return not op.regions and not op.has_trait(IsTerminator) and is_side_effect_free(op)
 
 

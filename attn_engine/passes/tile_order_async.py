@@ -12,7 +12,13 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects.tile_async import RolesOp
-from attn_engine.dialects.tile_async_copy import AsyncStoreOp, BarrierArriveOp, BarrierWaitOp, ProxyFenceOp
+from attn_engine.dialects.tile_async_copy import (
+    AsyncStoreOp,
+    AsyncStoreWaitOp,
+    BarrierArriveOp,
+    BarrierWaitOp,
+    ProxyFenceOp,
+)
 from attn_engine.dialects.tile_async_memory import WriteOp
 from attn_engine.dialects.tile_async_product import WaitOp
 from attn_engine.errors import AsyncUnsupportedError
@@ -24,7 +30,7 @@ from attn_engine.passes.hopper.pin import behind, pin_weights, round_alone
 from attn_engine.passes.lowering.scope import Scope
 
 _NOTHING = -1
-_IN_ORDER = (WriteOp, ProxyFenceOp, AsyncStoreOp, BarrierArriveOp, BarrierWaitOp)
+_IN_ORDER = (WriteOp, ProxyFenceOp, AsyncStoreOp, AsyncStoreWaitOp, BarrierArriveOp, BarrierWaitOp)
 
 
 class _Rotation:
@@ -197,6 +203,8 @@ class TileOrderAsyncPass(ModulePass):
             loop = next(o for o in region.block.ops if isinstance(o, scf.WhileOp))
             body = loop.after_region.block
             loops = [o for o in body.ops if isinstance(o, scf.ForOp)]
+            if len(loops) != 1:
+                raise AsyncUnsupportedError("its roles have several loops over keys: run tile-merge-loops first")
             for block in (body, loops[-1].body.block):
                 round_alone(block)
             if self.pin:

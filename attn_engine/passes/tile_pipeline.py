@@ -65,7 +65,7 @@ class _Pipeline:
         self.signature, self.loop, self.queries = signature, loop, options.queries
         self.slot: SSAValue | None = None
         """Of the queries, if products read them from shared memory."""
-        self.table_stages = options.table_stages
+        self.table_stages, self.shared_bytes = options.table_stages, options.shared_bytes
         self.stages = options.stages or _attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
         self.warps = _attribute(signature.kernel, "num_warps", 4)
         first = signature.kernel.body.block.first_op
@@ -101,7 +101,9 @@ class _Pipeline:
         return _Ring(name, ring, full, self._descriptor(name, load.source, shape))
 
     def _descriptor(self, name: str, source: SSAValue, shape: Sequence[int]) -> SSAValue:
-        described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(source), [1, 1, *shape]))
+        assert isinstance(source.type, tile.GlobalType)
+        lead = [1] * (source.type.rank.data - len(shape))
+        described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(source), [*lead, *shape]))
         return self.signature.add(described.result, f"{name}_copies")
 
     def _in_registers(self, load: tile.LoadOp, step: Step) -> bool:
@@ -128,16 +130,28 @@ class _Pipeline:
         Rewriter.erase_op(load)
 
     def _store_output(self, store: tile.StoreOp) -> None:
-        shape = tile.shape_of(store.value)
-        ring = self.top.add(RingOp(BufferType([1, *shape], tile.element_of(store.value))), "os").result
-        descriptor = self._descriptor("o", store.target, shape)
-        scope = Before(store)
-        scope.add(AsyncStoreWaitOp(0))
-        slot = scope.add(SlotOp(ring, scope.value(0)), "o_slot").result
+        """Through a slot of its own; through that of the queries where products read these and room is short."""
+        shape, element = tile.shape_of(store.value), tile.element_of(store.value)
+        type_ = BufferType([1, *shape], element)
+        shared = self.slot is not None and self.slot.type == BufferType(shape, element)
+        shared = shared and self._ring_bytes() + type_.byte_size > self.shared_bytes
+        descriptor, scope = self._descriptor("o", store.target, shape), Before(store)
+        if shared and self.slot is not None:
+            slot = self.slot
+        else:
+            scope.add(AsyncStoreWaitOp(0))
+            slot = scope.add(SlotOp(self.top.add(RingOp(type_), "os").result, scope.value(0)), "o_slot").result
         scope.add(WriteOp(store.value, slot))
         scope.add(ProxyFenceOp())
         scope.add(AsyncStoreOp(slot, descriptor, list(store.indices)))
+        if shared:
+            scope.add(AsyncStoreWaitOp(0))
         Rewriter.erase_op(store)
+
+    def _ring_bytes(self) -> int:
+        """What the rings so far take."""
+        rings = [self.q, self.k, self.v, *self.tables.values()]
+        return sum(ring.ring.type.byte_size for ring in rings if isinstance(ring.ring.type, BufferType))
 
     def _steps(self, block: Block, count: SSAValue) -> SSAValue:
         """Converts the loops and the step between them; `count` is the number of blocks that the program has had."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attn_engine.backends.backend import get_backend
-from attn_engine.errors import AsyncUnsupportedError, SequenceBoundsError, UnsupportedOpError
+from attn_engine.errors import SequenceBoundsError
 from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
@@ -29,12 +28,12 @@ from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.layouts import in_blocks
-from attn_engine.runtime.schedules import arch_for, default_schedule, heads_of
+from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
+from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
 
 UserFunction = Callable[..., Any]
-Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]
-"""q, k, v, captures and scale of a call."""
+Inputs: TypeAlias = op.Call
 
 _NOT_COMPILED = cast(
     Callable[[Callable[..., Any]], Callable[..., Any]],
@@ -75,6 +74,7 @@ class Memory:
 
     traces: dict[object, Trace] = field(default_factory=dict[object, Trace])
     compiled: dict[object, Compiled] = field(default_factory=dict[object, Compiled])
+    chosen: list[Chosen] = field(default_factory=list[Chosen])
 
 
 @dataclass(eq=False)
@@ -139,6 +139,10 @@ class Attention(Inspection):
         tokens = (Tokens.of(cu_seqlens_q, q.shape[2], 1), Tokens.of(keys, k.shape[2], 0))
         return replace(self, definition=packed(self.definition, *tokens))
 
+    def choices(self) -> list[str]:
+        """Of what was built so far: which schedule was taken, and why those before it were not."""
+        return [line for chosen in self._memory.chosen for line in chosen.lines()]
+
     @_NOT_COMPILED
     def rows(
         self,
@@ -200,8 +204,9 @@ class Attention(Inspection):
         found = self._memory.compiled.get(key)
         if found is None:
             targets = choose(self.backend, target, trace.traced.module, known.in_blocks)
-            found = self._first(trace, targets, wrt, inputs, known, tf32)
-            self._memory.compiled[key] = found
+            chosen = self._first(trace, targets, wrt, inputs, known, tf32)
+            self._memory.chosen.append(chosen)
+            found = self._memory.compiled[key] = chosen.compiled
         return found
 
     def _first(
@@ -212,27 +217,31 @@ class Attention(Inspection):
         inputs: Inputs,
         known: Known,
         tf32: bool,
-    ) -> Compiled:
-        """Built for the first target that takes this attention; the last one's refusal is the caller's."""
+    ) -> Chosen:
+        """Built in the first way that takes this attention and runs as it means."""
+        module = trace.traced.module
         plain = known.decoding is not Decoding.NO or self.options.parts is not None
-        *preferred, last = targets[-1:] if plain else targets
-        for target in preferred:
-            with suppress(AsyncUnsupportedError, UnsupportedOpError):
-                return self._build(trace, target, wrt, inputs, known, tf32)
-        return self._build(trace, last, wrt, inputs, known, tf32)
+        found = [
+            (target, adapted(schedule, known.decoding, target, module))
+            for target in (targets[-1:] if plain else targets)
+            for schedule in candidate_schedules(target, module, tf32, known.length)
+        ]
+        ways = list(dict.fromkeys(Way(target, self.options.apply(schedule)) for target, schedule in found))
 
-    def _build(
-        self, trace: Trace, target: Target, wrt: tuple[str, ...], inputs: Inputs, known: Known, tf32: bool
-    ) -> Compiled:
-        default = default_schedule(target, trace.traced.module, tf32, known.length)
-        schedule = self.options.apply(adapted(default, known.decoding, target, trace.traced.module))
+        def build(way: Way) -> Compiled:
+            return self._build(trace, way, wrt, inputs, known)
+
+        return first_that_runs(ways, build, lambda way, built: examine_launched(way, built, inputs))
+
+    def _build(self, trace: Trace, way: Way, wrt: tuple[str, ...], inputs: Inputs, known: Known) -> Compiled:
+        target = way.target
         backend = get_backend(target.backend)
         backends = [backend, *([get_backend(backend.rest)] if backend.rest else [])]
         multiple = known.multiple if any(b.knows_whole for b in backends) else 1
         # Making descriptors costs time on the host, which few positions do not hide.
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
-        request = Request(wrt, target.backend, schedule, known.positive_scale, known.covered, multiple, descriptors)
+        request = Request(wrt, target.backend, way.schedule, known.positive_scale, known.covered, multiple, descriptors)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)

@@ -67,6 +67,8 @@ class Compiled:
     key: str = field(default="")
     descriptors: bool = False
     """Whether tensors must lie as descriptors want them."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Backend and text of each part of the source."""
 
 
 @cache
@@ -182,4 +184,5 @@ def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
     sources = [part.source for part in parts]
     plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.backend.build(text).items()}
     tile_ir = "\n".join(str(part.tiles) for part in parts)
-    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, request.descriptors)
+    texts = tuple((part.backend.name, text) for part, text in zip(parts, sources, strict=True))
+    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, request.descriptors, texts)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from attn_engine.backends.backend import Examination, get_backend
 from attn_engine.errors import StageError
 from attn_engine.frontend.build import Traced, build
 from attn_engine.frontend.definition import Definition
+from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Part, Request
-from attn_engine.runtime.schedules import default_schedule
+from attn_engine.runtime.schedules import candidate_schedules, default_schedule
+from attn_engine.runtime.selection import REFUSALS, Way
 
 STAGES = ("traced", "attn", "tile")
 
@@ -54,6 +57,23 @@ class Inspection:
         lowered = driver.to_attn(self._traced(view), self._wrt(view))
         return "\n".join(part.source for part in self._parts(lowered, view, backend))
 
+    def kernels(self, view: View | None = None) -> list[str]:
+        """What the assembler makes of each schedule that would be tried for a view, as far as the backend can tell."""
+        view = view or View()
+        target, backend = Target(view.backend, view.arch), get_backend(view.backend)
+        lines: list[str] = []
+        for schedule in candidate_schedules(target, self._traced(view)):
+            way = Way(target, schedule)
+            try:
+                lowered = driver.to_attn(self._traced(view), self._wrt(view))
+                parts = driver.to_parts(lowered, self._request(view, schedule, view.backend))
+            except REFUSALS as error:
+                lines.append(f"{way}: refused: {error}")
+                continue
+            own = [part.source for part in parts if part.backend is backend]
+            lines += [f"{way}: {_told(backend.examine(text) if backend.examine else None)}" for text in own]
+        return lines
+
     def _traced(self, view: View) -> ModuleOp:
         return self._trace_for(view).module
 
@@ -78,8 +98,16 @@ class Inspection:
 
     def _parts(self, lowered: ModuleOp, view: View, backend: str) -> list[Part]:
         schedule = default_schedule(Target(backend, view.arch), lowered)
-        request = Request(self._wrt(view), backend, schedule, positive_scale=True, covered=True)
-        return driver.to_parts(lowered, request)
+        return driver.to_parts(lowered, self._request(view, schedule, backend))
+
+    def _request(self, view: View, schedule: Schedule, backend: str) -> Request:
+        return Request(self._wrt(view), backend, schedule, positive_scale=True, covered=True)
+
+
+def _told(found: Examination | None) -> str:
+    if found is None:
+        return "not examined"
+    return "; ".join([*found.lines, *([f"refused: {found.reason}"] if found.reason else [])])
 
 
 def _stand_in(shape: tuple[int | str, ...]) -> torch.Tensor:

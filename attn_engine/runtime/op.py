@@ -7,7 +7,7 @@ string. Tensors are batch, head, position, channel; any strides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -146,11 +146,21 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
 
 
-def run_once(compiled: Compiled, inputs: tuple[Tensor, Tensor, Tensor, list[Tensor], float]) -> None:
+Call: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]
+"""q, k, v, captures and scale of a call."""
+
+
+def run_forward(compiled: Compiled, inputs: Call) -> list[Tensor]:
+    """One forward, outside of autograd."""
+    with torch.no_grad():
+        return forward(*inputs, compiled.key)
+
+
+def run_once(compiled: Compiled, inputs: Call) -> None:
     """One forward, and one backward where there is one, of tensors (q, k, v, captures, scale), for their time."""
     q, k, v, captures, scale = inputs
+    o, *rows = run_forward(compiled, inputs)
     with torch.no_grad():
-        o, *rows = forward(q, k, v, captures, scale, compiled.key)
         if "backward" in compiled.plans:
             count = compiled.signature.outputs
             backward(q, k, v, o, torch.ones_like(o), rows[count:], rows[:count], captures, scale, compiled.key)

@@ -47,8 +47,35 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, lengt
     heads = heads_of(module)
     schedule = schedule_table.default_schedule(arch, heads, tf32)
     if target.backend == "gluon":
-        return replace(schedule, forward=AsyncSchedule().forward(heads))
+        return replace(schedule, forward=_async_forwards(module)[0])
     return beside_loops(schedule, arch, heads) if target.backend == "tilelang" else schedule
+
+
+def candidate_schedules(
+    target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.LONG
+) -> tuple[Schedule, ...]:
+    """Schedules to try in order; only an assembler can say of some whether they run as they mean."""
+    default = default_schedule(target, module, tf32, length)
+    if target.backend != "gluon":
+        return (default,)
+    return tuple(replace(default, forward=forward) for forward in _async_forwards(module))
+
+
+def _async_forwards(module: ModuleOp) -> tuple[KernelSchedule, ...]:
+    op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
+    return AsyncSchedule().candidates(heads_of(module), _reads_keys(op))
+
+
+def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
+    """Whether scores or their mask need a captured value for each key."""
+    for name in ("score_mod", "mask"):
+        region = getattr(op, name)
+        if region is not None and region.blocks:
+            axes = axes_of(op, name)
+            loads = [o for o in region.block.walk() if isinstance(o, attn.LoadOp)]
+            if any("kv" in axes[o.result] and "q" not in axes[o.result] for o in loads):
+                return True
+    return False
 
 
 def beside_loops(schedule: Schedule, arch: Arch, heads: Heads) -> Schedule:

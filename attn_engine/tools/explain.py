@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.parser import Parser
 
 from attn_engine import pipelines
+from attn_engine.backends.backend import get_backend
 from attn_engine.dialects.attn import AttentionOp, BackwardOp, RowReduceOp
 from attn_engine.ir.expression import show, show_atom
 from attn_engine.ir.separation import Separation
@@ -17,6 +19,8 @@ from attn_engine.passes.online_plan import OnlinePlan, OnlineReport, plan_online
 from attn_engine.runtime import driver
 from attn_engine.runtime.attention import Attention
 from attn_engine.runtime.inspect import View
+
+_ASSEMBLER = "triton"
 
 
 def explain(definition: Attention, view: View) -> str:
@@ -29,7 +33,15 @@ def explain(definition: Attention, view: View) -> str:
     _name_reductions(attention)
     plan = plan_online(attention.row.block)
     lines = [*_reductions(attention, plan), *_loops(plan.report()), *_combine(plan), *_saved(attention, plan)]
-    return "\n".join([*lines, *_backward(backward)])
+    return "\n".join([*lines, *_backward(backward), *_kernels(definition, view)])
+
+
+def _kernels(definition: Attention, view: View) -> Iterator[str]:
+    """The schedules that would be tried, for a backend that can tell what an assembler makes of them."""
+    backend = get_backend(view.backend)
+    if backend.examine is not None and find_spec(_ASSEMBLER) is not None:
+        yield f"schedules for {view.backend} on {view.arch}, in order:"
+        yield from (f"  {line}" for line in definition.kernels(view))
 
 
 def _read(text: str) -> ModuleOp:

@@ -63,7 +63,7 @@ def blocks(schedule: Schedule | None) -> Iterator[None]:
     if schedule is None:
         yield
         return
-    with mock.patch.object(attention, "default_schedule", lambda *_: schedule):
+    with mock.patch.object(attention, "candidate_schedules", lambda *_: (schedule,)):
         yield
 
 

@@ -3,6 +3,7 @@
 from attn_engine.backends.backend import Backend, Level
 from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
+from attn_engine.backends.gluon.examine import examine
 from attn_engine.backends.gluon.legalize import LEGALIZE, PREPARE, SCHEDULE
 
 BACKEND = Backend(
@@ -12,6 +13,7 @@ BACKEND = Backend(
     emit=emit,
     build=build,
     check=check,
+    examine=examine,
     plans=("forward",),
     rest="triton",
 )

@@ -11,7 +11,14 @@ from xdsl.dialects.builtin import ModuleOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.form import read_forward
 
-SCHEDULE = ("tile-peel-block", "tile-schedule-grid", "tile-pipeline", "tile-specialize-warps", "tile-order-async")
+SCHEDULE = (
+    "tile-peel-block",
+    "tile-schedule-grid",
+    "tile-pipeline",
+    "tile-specialize-warps",
+    "tile-merge-loops",
+    "tile-order-async",
+)
 """The forward kernel to the async level."""
 
 PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")

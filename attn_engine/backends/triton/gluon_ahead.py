@@ -76,6 +76,23 @@ def compile_ahead(source: str, kernel: str) -> Assembly:
     compiled = _triton().compile(
         GluonASTSource(facts["function"], signature, {}, attributes), target=_TARGET, options=facts["options"]
     )
+    return _assembly(compiled)
+
+
+def launched(source: str, kernel: str) -> Assembly | None:
+    """What a launch of a kernel has compiled in this process, if there was one."""
+    function = load(source).KERNELS[kernel]["function"]
+    compiled = [found for caches in function.device_caches.values() for found in caches[0].values()]
+    return _assembly(compiled[-1]) if compiled else None
+
+
+def kernels_of_roles(source: str) -> list[str]:
+    """The kernels of a text that take descriptors."""
+    table = load(source).KERNELS
+    return [name for name, facts in table.items() if any("[" in type_ for type_ in facts["signature"].values())]
+
+
+def _assembly(compiled: Any) -> Assembly:
     ptx = compiled.asm["ptx"]
     remarks = remarks_of(ptx)
     return Assembly(

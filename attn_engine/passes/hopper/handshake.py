@@ -86,11 +86,19 @@ class Handshake:
                 self.consume.append(scope.add(BarrierArriveOp(self._barriers(full), found.index)))
 
     def _release_queries(self) -> None:
-        """Queries that products read from their slot are free behind the last wait for such a product."""
+        """Queries that products read from their slot are free behind the last wait for such a product.
+
+        If the output leaves through the same slot, it is free behind the wait for that copy.
+        """
         found = [(op, slot) for op in self.block.ops for slot in _queries_of(op)]
         if not found:
             return
         last, slot = found[-1]
+        stores = [op for op in self.block.ops if isinstance(op, AsyncStoreOp) and op.source.owner is slot]
+        if stores:
+            last = next(
+                op for op in self.block.ops if isinstance(op, AsyncStoreWaitOp) and stores[0].is_before_in_block(op)
+            )
         full = self._full(slot)
         assert full is not None
         self.consume.append(After(last).add(BarrierArriveOp(self._barriers(full), slot.index)))

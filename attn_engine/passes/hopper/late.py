@@ -13,6 +13,7 @@ from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierArriveOp, B
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import SlotOp
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.pin import is_rounding
 
 _PRODUCTS = 2
 
@@ -70,10 +71,7 @@ def _rounding(late: AsyncDotOp) -> tuple[Operation, ...]:
     if not isinstance(move, DotOperandOp):
         return ()
     rounds = move.value.owner
-    alone = isinstance(rounds, tile.MapOp) and [type(o) for o in rounds.body.block.ops] == [
-        arith.TruncFOp,
-        tile.MapYieldOp,
-    ]
+    alone = isinstance(rounds, tile.MapOp) and is_rounding(rounds)
     return (rounds, move) if alone else (move,)  # type: ignore[return-value]
 
 

@@ -25,6 +25,11 @@ def behind(ops: list[Operation], roots: list[SSAValue]) -> set[Operation]:
     return found
 
 
+def is_rounding(op: tile.MapOp) -> bool:
+    """Whether a map rounds and does nothing else."""
+    return [type(o) for o in op.body.block.ops] == [arith.TruncFOp, tile.MapYieldOp]
+
+
 def round_alone(body: Block) -> None:
     """Rounds the weights of the last product of a block in a map of its own, which can then be moved."""
     move = _move(body)
@@ -32,7 +37,8 @@ def round_alone(body: Block) -> None:
         return
     weights = move.value
     source = weights.owner
-    assert isinstance(source, tile.MapOp)
+    if not isinstance(source, tile.MapOp) or is_rounding(source):
+        return
     end = source.body.block.last_op
     assert isinstance(end, tile.MapYieldOp)
     number = source.outputs.index(weights)  # type: ignore[arg-type]
@@ -74,7 +80,7 @@ def _move(body: Block) -> DotOperandOp | None:
 def pin_weights(body: Block) -> None:
     """Pins, in front of the second product of a loop's body, a state that depends on all weights, else their sums."""
     move = _move(body)
-    if move is None:
+    if move is None or any(isinstance(op, PinOp) for op in body.walk()):
         return
     rounds = move.value.owner
     assert isinstance(rounds, tile.MapOp)

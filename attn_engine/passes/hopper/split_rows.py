@@ -165,14 +165,16 @@ class SplitRows:
     def _split_output(self, store: AsyncStoreOp, row0: SSAValue) -> None:
         slot = store.source.owner
         assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
-        write = next(o for o in walk(self.block) if isinstance(o, WriteOp) and o.target is slot.result)
         descriptor, shape = self._describe(store.descriptor)
-        ring = slot.ring.owner
-        own = Before(slot).add(SlotOp(self._ring(ring, shape), self.part), "o_slot").result
-        write.operands[1] = own
         b, h, _, c = store.coordinates
-        Before(store).add(AsyncStoreOp(own, descriptor, [b, h, row0, c]))
-        for op in (store, slot, ring):
+        source, left = slot.result, list[Operation]()
+        if slot.index is not self.part:  # else it is the consumer's own slot of queries
+            write = next(o for o in walk(self.block) if isinstance(o, WriteOp) and o.target is slot.result)
+            source = Before(slot).add(SlotOp(self._ring(slot.ring.owner, shape), self.part), "o_slot").result
+            write.operands[1] = source
+            left = [slot, slot.ring.owner]
+        Before(store).add(AsyncStoreOp(source, descriptor, [b, h, row0, c]))
+        for op in (store, *left):
             Rewriter.erase_op(op)
 
 

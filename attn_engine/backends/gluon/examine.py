@@ -1,0 +1,81 @@
+"""What the assembler made of the kernels of a text: a schedule may be undone without a word, and is then not taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
+
+from attn_engine.backends.backend import Examination
+from attn_engine.backends.gluon.emit import SEPARATOR
+
+_MOST_MOVES = 24
+"""Instructions of a loop that move spilled registers: more cost as much as a smaller block."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one kernel."""
+
+    kernel: str
+    products: int
+    spilled_bytes: int
+    moves: int
+    """Of spilled registers, in the loop with products that has most of them."""
+    serialised: str
+    """The assembler's own words, if it runs products one after the other."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the kernel does not run as its schedule means; None if it does."""
+        if self.serialised:
+            return f"{self.kernel}: the assembler serialises its products: {self.serialised}"
+        if self.moves > _MOST_MOVES:
+            return f"{self.kernel}: {self.moves} instructions of a loop move spilled registers"
+        return None
+
+    def __str__(self) -> str:
+        spills = f"{self.spilled_bytes} bytes of spills, {self.moves} moves of them in a loop"
+        return f"{self.kernel}: {self.products} products, {spills if self.spilled_bytes else 'no spills'}"
+
+
+def findings(source: str) -> list[Finding]:
+    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations."""
+    asynchronous = source.partition(SEPARATOR)[0]
+    key = hashlib.sha256(asynchronous.encode()).hexdigest()
+    cache = _cache(key)
+    kept: str | None = cache.get_file(_FILE)
+    if kept is None:
+        found = _look(asynchronous)
+        cache.put(json.dumps([asdict(f) for f in found]), _FILE, binary=False)
+        return found
+    with open(kept) as file:
+        return [Finding(**entry) for entry in json.load(file)]
+
+
+_FILE = "finding.json"
+
+
+def _cache(key: str) -> Any:
+    cache: Any = import_module("triton.runtime.cache")
+    return cache.get_cache_manager(key)
+
+
+def _look(source: str) -> list[Finding]:
+    from attn_engine.backends.triton.gluon_ahead import compile_ahead, kernels_of_roles, launched
+
+    found: list[Finding] = []
+    for kernel in kernels_of_roles(source):
+        assembly = launched(source, kernel) or compile_ahead(source, kernel)
+        moves = [sum("LDL" in text or "STL" in text for text in loop) for loop in assembly.loops()]
+        warning = assembly.warnings[0].partition(")")[2].strip() if assembly.warnings else ""
+        found.append(Finding(kernel, assembly.products, assembly.spilled_bytes, max(moves, default=0), warning))
+    return found
+
+
+def examine(source: str) -> Examination:
+    """Of the kernels of roles of a text."""
+    found = findings(source)
+    return Examination(tuple(map(str, found)), next((f.reason for f in found if f.reason is not None), None))

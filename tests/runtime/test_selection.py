@@ -1,0 +1,62 @@
+"""Schedules in order: what does not build, or does not run as it means, makes way for the next, with a reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.ir.schedule import Heads, KernelSchedule, Schedule
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import Compiled
+from attn_engine.runtime.selection import Way, first_that_runs
+
+
+def way(backend: str, keys: int) -> Way:
+    kernel = KernelSchedule(128, keys, 8, 2)
+    return Way(Target(backend, "sm_90"), Schedule(kernel, kernel, kernel, kernel))
+
+
+WAYS = [way("gluon", 128), way("gluon", 64), way("triton", 64)]
+
+
+def build(chosen: Way) -> Compiled:
+    if chosen is WAYS[0]:
+        raise AsyncUnsupportedError("its blocks need too much")
+    return cast(Compiled, SimpleNamespace(way=chosen))
+
+
+def test_the_first_that_runs_is_taken():
+    found = first_that_runs(WAYS, build, lambda way, built: None)
+    assert found.way is WAYS[1]
+    assert [w for w, _ in found.refused] == WAYS[:1]
+    assert "its blocks need too much" in found.lines()[0]
+    assert found.lines()[-1] == "taken: gluon, forward in blocks of 128 queries and 64 keys, 8 warps, 2 stages"
+
+
+def test_what_an_assembler_undoes_is_not_taken():
+    found = first_that_runs(WAYS, build, lambda way, built: "serialised" if way.target.backend == "gluon" else None)
+    assert found.way is WAYS[2] and [reason for _, reason in found.refused][1] == "serialised"
+
+
+def test_the_refusal_of_the_last_is_the_callers():
+    with pytest.raises(AsyncUnsupportedError):
+        first_that_runs(WAYS[:1], build, lambda way, built: None)
+
+
+def test_the_last_is_taken_as_it_is():
+    found: Any = first_that_runs(WAYS[:2], build, lambda way, built: "serialised")
+    assert found.way is WAYS[1]
+
+
+@pytest.mark.parametrize("heads", [(64, 64), (96, 96), (128, 128), (192, 128), (128, 256), (256, 256)])
+@pytest.mark.parametrize("gathered", [0, 2, 4])
+def test_candidates_differ_and_hold_their_registers(heads: tuple[int, int], gathered: int):
+    found = AsyncSchedule().candidates(Heads(*heads, "bf16", gathered))
+    assert len(set(found)) == len(found) > 1
+    for m, n, warps, _ in found:
+        consumers = warps // 4
+        assert m == 64 * consumers and AsyncSchedule.fits(consumers, n, 0, max(heads))
