@@ -60,8 +60,8 @@ def one_by_one(definition, q, k, v, cu_q, cu_k, weight):
         parts = [t[:, :, s].detach().clone().requires_grad_() for t, s in ((q, queries), (k, keys), (v, keys))]
         shifted = dict(definition)
         if "score_mod" in shifted:
-            score = definition["score_mod"]
-            shifted["score_mod"] = lambda s, b, h, i, j, score=score, n=n: score(s, b * 0 + n, h, i, j)
+            score, number = definition["score_mod"], torch.tensor(n)
+            shifted["score_mod"] = lambda s, b, h, i, j, score=score, number=number: score(s, number, h, i, j)
         o = attn_engine.compile(**shifted, backend="cpu")(*parts)
         found = [o.detach(), *torch.autograd.grad((o * weight[:, :, queries]).sum(), parts)]
         for result, value, s in zip(results, found, (queries, queries, keys, keys), strict=True):
