@@ -25,6 +25,7 @@ from attn_engine.errors import (
     UnsupportedOptionError,
 )
 from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM
+from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.frontend.trace import ELEMENT_TYPES
 
 MAX_VALUE_CHANNELS = 512
@@ -46,6 +47,8 @@ class Kind:
     initial: bool = False
     bounds: bool = False
     final: bool = False
+    mods: TracedMods | None = None
+    """What operands become as kernels load them."""
 
     @property
     def chunked(self) -> bool:
@@ -72,8 +75,8 @@ class Operands:
 
     def kind(self, final: bool) -> Kind:
         decay = "" if self.decay is None else "token" if self.decay.ndim == 3 else "channel"
-        present = {n: getattr(self, n) is not None for n in ("beta", "weight", "initial", "bounds")}
-        return Kind(self.q.dtype, self.q.shape[3], self.v.shape[3], decay, final=final, **present)
+        beta, weight, initial, bounds = (x is not None for x in self.optional[1:])
+        return Kind(self.q.dtype, self.q.shape[3], self.v.shape[3], decay, beta, weight, initial, bounds, final)
 
 
 def check_recurrence(x: Operands) -> None:
@@ -153,15 +156,20 @@ def build_recurrence(kind: Kind) -> ModuleOp:
         "bounds": TensorType(i32, [d]) if kind.bounds else None,
     }
     types |= {name: type_ for name, type_ in optional.items() if type_ is not None}
+    mods = kind.mods or TracedMods({}, (), ())
+    types |= {f"input_{name}": type_ for name, type_ in zip(mods.names, mods.types, strict=True)}
     block = Block(arg_types=list(types.values()))
     named = dict(zip(types, block.args, strict=True))
     for name, argument in named.items():
         argument.name_hint = name
     op = attn.RecurrenceOp(
-        operands=[*block.args[:4], *(named.get(name) for name in OPTIONAL), []],
+        operands=[
+            *block.args[:4], *(named.get(name) for name in OPTIONAL),
+            block.args[len(block.args) - len(mods.names) :],
+        ],
         result_types=[values, [state] if kind.final else []],
-        regions=[[], [], [], []],
-    )
+        regions=[[mods.regions[n].clone()] if n in mods.regions else [] for n in ("q", "k", "v", "decay")],
+    )  # fmt: skip
     for result, name in zip(op.results, ("o", "final"), strict=False):
         result.name_hint = name
     block.add_ops([op, func.ReturnOp(*op.results)])

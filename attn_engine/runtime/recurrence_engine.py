@@ -5,11 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from attn_engine.errors import CustomInputError, LayoutError, MetaMismatchError, ReturnValueError, SignatureError
+from attn_engine.frontend.checks import DTYPES
 from attn_engine.frontend.custom_io import CustomIO, MetaTensor, check_custom
+from attn_engine.frontend.recurrence import Operands
+from attn_engine.frontend.recurrence_mods import TracedMods, trace_mods
 from attn_engine.frontend.source import refuse
+from attn_engine.runtime import recurrence_mods
 from attn_engine.runtime.engine import check_meta
 from attn_engine.runtime.recurrence import recurrence
 
@@ -21,7 +26,8 @@ class LinearAttentionEngine:
     """A recurrence S_t = exp(decay_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t, whose operands functions make of those given.
 
     The functions run on whole tensors, (batch, heads, tokens, channels), with any torch operation that keeps their
-    shape; torch differentiates them.
+    shape; torch differentiates them. Those that go element by element run inside of the kernels, which load q, k, v and
+    the decay as they are given; their values are made once more for gradients.
 
     Args:
         qkv_meta: `meta_tensor`s of q, k and v, each (batch, heads, tokens, channels); a dimension given as a
@@ -56,6 +62,7 @@ class LinearAttentionEngine:
         self.meta, self.layout, self.backend = tuple(qkv_meta), layout, backend
         self.mods = {"q": q_mod, "k": k_mod, "v": v_mod, "decay": decay_mod}
         self.custom_io = custom_io or CustomIO()
+        self._regions: dict[tuple[object, ...], TracedMods | None] = {}
 
     def __call__(
         self,
@@ -96,21 +103,51 @@ class LinearAttentionEngine:
         for name, meta, tensor in zip("qkv", self.meta, given, strict=True):
             check_meta(name, meta, tensor)
         inputs = self._inputs(custom)
-        made = [self._made(name, x, inputs).transpose(1, 2) for name, x in zip("qkv", given, strict=True)]
-        if decay is not None:
-            heads_first = decay.transpose(1, 2) if inside else decay
-            decay = self._made("decay", heads_first[..., None], inputs)[..., 0].transpose(1, 2)
+        heads_first = None if decay is None else decay.transpose(1, 2) if inside else decay
+        traced = self._traced([*given, heads_first], inputs)
+        if traced is not None:
+            read = tuple(list(self.custom_io).index(name) for name in traced.names)
+            modified = recurrence_mods.Modified(traced, read, self._all_made, final, self.backend or "")
+            log_decay = None if heads_first is None else heads_first.float()
+            state = None if initial_state is None else initial_state.float()
+            as_given = Operands(given[0], given[1], given[2], log_decay, None, None, state)
+            o, state = recurrence_mods.run(modified, as_given, list(inputs.values()))
+            return (o.transpose(1, 2) if inside else o), state
+        *made, log_decay = self._all_made([*given, heads_first], list(inputs.values()))
+        operands = [x.transpose(1, 2) for x in made if x is not None]
         o, state = recurrence(
-            made[0],
-            made[1],
-            made[2],
-            decay=decay,
+            operands[0],
+            operands[1],
+            operands[2],
+            decay=None if log_decay is None else log_decay.transpose(1, 2),
             scale=1.0,
             initial_state=initial_state,
             output_final_state=final,
             backend=self.backend,
         )
         return (o if inside else o.transpose(1, 2)), state
+
+    def _traced(self, given: Sequence[Tensor | None], inputs: Mapping[str, Tensor]) -> TracedMods | None:
+        """The functions as regions, if there are any and all are element by element; torch.compile runs them itself."""
+        wanted = {n: m for (n, m), x in zip(self.mods.items(), given, strict=True) if m is not None and x is not None}
+        if not wanted or torch.compiler.is_compiling() or not all(x.dtype in DTYPES for x in inputs.values()):
+            return None
+        dtypes = tuple(x.dtype for x in inputs.values())
+        if (dtypes, *wanted) not in self._regions:
+            fixed = {name: _alike(self.custom_io.shapes[name]) for name in inputs}
+            self._regions[dtypes, *wanted] = trace_mods(wanted, inputs, fixed)
+        return self._regions[dtypes, *wanted]
+
+    def _all_made(self, given: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """q, k, v and the log decay as their functions make them."""
+        named = dict(zip(self.custom_io, inputs, strict=True))
+        made: list[Tensor | None] = []
+        for name, x in zip(self.mods, given, strict=True):
+            if x is None or name != "decay":
+                made.append(None if x is None else self._made(name, x, named))
+            else:
+                made.append(self._made(name, x[..., None], named)[..., 0].float())
+        return made
 
     def _inputs(self, custom: Sequence[Tensor]) -> dict[str, Tensor]:
         if len(custom) != len(self.custom_io):
@@ -145,6 +182,14 @@ def _parameters(name: str, mod: Mod) -> int:
         signature = f"{name}_mod(x) or {name}_mod(x, inputs)"
         refuse(SignatureError, f"{name}_mod takes {required} arguments", f"write it as {signature}", mod)
     return required
+
+
+def _alike(shape: tuple[int | str, ...]) -> tuple[bool, ...]:
+    """Of batch, heads, tokens and channels: whether an input of this shape has one number for all."""
+    named = {AXES[d] for d in shape if isinstance(d, str) and d in AXES}
+    if shape and isinstance(shape[-1], int) and shape[-1] != 1:
+        named.add(3)
+    return tuple(place not in named for place in range(4))
 
 
 def _placed(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> Tensor:

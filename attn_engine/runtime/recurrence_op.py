@@ -7,6 +7,7 @@ graph holds tensors and plain numbers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,16 +16,23 @@ from torch.library import custom_op
 
 from attn_engine.errors import SecondDerivativeError
 from attn_engine.frontend.recurrence import Operands
+from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 
 
 def compilation(
-    x: Operands, final: bool, stepwise: bool, backend: str, others: Sequence[Tensor], wrt: tuple[str, ...] = ()
+    x: Operands,
+    final: bool,
+    stepwise: bool,
+    backend: str,
+    others: Sequence[Tensor],
+    wrt: tuple[str, ...] = (),
+    mods: TracedMods | None = None,
 ) -> Compiled:
     """The compilation for these tensors; `others` have channels too. An empty `backend` is the device's own."""
-    kind, target = x.kind(final), target_of(x.q.device, backend or None)
+    kind, target = replace(x.kind(final), mods=mods), target_of(x.q.device, backend or None)
     sequences = x.q.shape[0] if x.bounds is None else x.bounds.shape[0] - 1
     heads, tokens = x.v.shape[1], x.v.shape[2]
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
@@ -61,6 +69,17 @@ def _results(q: Tensor, v: Tensor, bounds: Tensor | None, final: bool) -> list[T
         return [_output(v)]
     sequences = v.shape[0] if bounds is None else bounds.shape[0] - 1
     return [_output(v), q.new_empty((sequences, v.shape[1], q.shape[3], v.shape[3]), dtype=torch.float32)]
+
+
+def recurrence_of_mods(
+    x: Operands, mods: TracedMods, inputs: Sequence[Tensor], scale: float, final: bool, backend: str
+) -> list[Tensor]:
+    """[o, the final state if that is asked for], without gradients; the mods run inside of the kernels."""
+    results = _results(x.q, x.v, x.bounds, final)
+    given = [t for t in x.optional if t is not None]
+    plan = compilation(x, final, False, backend, results[:1], mods=mods).forward()
+    _launch(plan, x.q, x.k, x.v, scale, *given, *inputs, *results)
+    return results
 
 
 @custom_op("attn_engine::recurrence", mutates_args=())

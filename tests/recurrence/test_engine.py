@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -96,3 +98,22 @@ def test_mistakes():
         LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("batch",)}))(*x.values())
     with pytest.raises(CustomInputError, match="has a dimension 'seq_len_kv' at 0"):
         LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("seq_len_kv",)}))(*x.values(), torch.rand(70))
+
+
+def test_functions_of_single_elements_run_inside_of_the_kernels():
+    x = given(shared=2)
+    engine = LinearAttentionEngine(
+        metas(shared=2), q_mod=lambda q: torch.nn.functional.elu(q) + 1, k_mod=lambda k: torch.exp(-k)
+    )
+    with mock.patch.object(engine, "_made", side_effect=AssertionError("torch made an operand")):
+        o = engine(**x)
+    made = {n: t.double() for n, t in x.items()}
+    right, _ = expected(made | {"q": torch.nn.functional.elu(made["q"]) + 1}, 1.0, k=torch.exp(-made["k"]))
+    assert_near("o", o, right.transpose(1, 2))
+
+
+def test_functions_of_rows_run_before_the_kernels():
+    got, want = leaves(given()), exact(given())
+    engine = LinearAttentionEngine(metas(), k_mod=lambda k: k.softmax(-1), q_mod=lambda q: q * 2)
+    compare(engine, got, want, expected(want, 2.0, k=want["k"].softmax(-1))[0])
+    assert list(engine._regions.values()) == [None]

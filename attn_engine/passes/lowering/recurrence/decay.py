@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, close, loop
+from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.recurrence.chunks import parts_of
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View
 from attn_engine.passes.lowering.recurrence.terms import Terms
@@ -84,10 +85,21 @@ class _Kernel:
 
     def _sum(self, scope: Scope, decay: SSAValue, target: SSAValue, t0: SSAValue) -> None:
         terms = Terms(scope, self.shape)
-        raw = terms.take(self._load(scope, decay, t0), 0, 1)
+        raw = terms.take(self._modified(scope, decay, self._load(scope, decay, t0), t0), 0, 1)
         floored = terms.at_least(terms.mul(raw, terms.real(LOG2_E)), FORGOTTEN)
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, terms.result(floored), 0), "sums").result
         self._store(scope, sums, target, t0)
+
+    def _modified(self, scope: Scope, decay: SSAValue, raw: SSAValue, t0: SSAValue) -> SSAValue:
+        mod = self.setting.mods.get(decay)
+        if mod is None:
+            return raw
+        token, head = (
+            Bound(scope.add(tile.RangeOp(start, size), hint).result, (axis,))
+            for axis, (start, size, hint) in enumerate(zip((t0, self.h0), self.shape, ("token", "head"), strict=True))
+        )
+        limits = [(token, Bound(self.view.end)), (head, Bound(self.kernel.take(self.sizes.heads)))]
+        return mod.apply(self.kernel, scope, raw, [Bound(self.view.b), head, token, 0], limits)
 
     def _store(self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
         limits = {1: self.kernel.take(self.sizes.heads)}

@@ -18,6 +18,7 @@ from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.delta_adjoint import DeltaAdjoint
 from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
+from attn_engine.passes.lowering.recurrence.mods import Mod
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
@@ -74,16 +75,20 @@ class FunctionLowering:
             self.setting.values[value] = self.plan.argument(name, global_of(value.type))
 
     def _recurrence(self, op: attn.RecurrenceOp) -> None:
+        stepwise = self.setting.form.chunk == 1
+        captures = [self.setting.of(c) for c in op.captures]
         for name in MODS:
             region = getattr(op, name)
-            if region is not None and region.blocks:
-                raise RecurrenceFormError(
-                    name, "kernel", "apply it to the tensors first, as LinearAttentionEngine does"
-                )
+            if region is None or not region.blocks:
+                continue
+            if stepwise:
+                raise RecurrenceFormError(name, "chunk=1", "apply it to the tensors first")
+            operand = getattr(op, name.removesuffix("_mod"))
+            self.setting.mods[operand] = Mod(region.block, captures)
         form = self._form(op)
         side_by_side = form.pieces > 1 and not form.chained
         wide_delta = op.beta is not None and op.decay is not None and rank_of(op.decay) == 4
-        if self.setting.form.chunk == 1:
+        if stepwise:
             o, final = self._results(op)
             TokenSteps(self.setting, op, o, final).run()
         elif wide_delta or (op.beta is not None and side_by_side):

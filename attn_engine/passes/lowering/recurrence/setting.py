@@ -15,10 +15,12 @@ from attn_engine.dialects.tile_async_memory import DescribeOp
 from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
 from attn_engine.errors import StaticSizeError
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
+from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.decay import Rows
+    from attn_engine.passes.lowering.recurrence.mods import Mod
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Setting:
     descriptors: dict[tuple[SSAValue, int, int], SSAValue] = field(
         default_factory=dict[tuple[SSAValue, int, int], SSAValue]
     )
+    mods: dict[SSAValue, Mod] = field(default_factory=dict[SSAValue, "Mod"])
+    """By operand of the function what its elements become when they are loaded."""
     gates: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Sums of log decays per channel, by log decay."""
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
@@ -193,6 +197,18 @@ class View:
 
     def rows(self, scope: Scope, tensor: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue) -> SSAValue:
         """[count, channels] of a tensor of rank 4 from a token and a channel on; tokens past the end are 0."""
+        raw = self._raw_rows(scope, tensor, t0, count, head, c0)
+        mod = self.sizes.setting.mods.get(tensor)
+        if mod is None:
+            return raw
+        token = Bound(scope.add(tile.RangeOp(t0, count), "token").result, (0,))
+        channel = Bound(scope.add(tile.RangeOp(c0, head.tile), "channel").result, (1,))
+        limits = [(token, Bound(self.end))]
+        if head.size % head.tile:
+            limits.append((channel, Bound(scope.value(head.size))))
+        return mod.apply(self.kernel, scope, raw, [Bound(self.b), Bound(self.head(tensor)), token, channel], limits)
+
+    def _raw_rows(self, scope: Scope, tensor: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue) -> SSAValue:
         index, hint = [self.b, self.head(tensor), t0, c0], f"{tensor.name_hint or 'x'}_tile"
         if self.whole_blocks:
             blocks = self.kernel.take(self.sizes.setting.described(tensor, count, head.tile))
