@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 OUT ?= out
 
-.PHONY: demo test lint types filecheck unit docs gpu bench fuzz clean
+.PHONY: demo test lint types filecheck unit docs gpu bench fuzz parity clean
 
 # torch by itself first: a CPU build where the index has one, and no other package may pull in a CUDA build.
 $(READY): pyproject.toml
@@ -58,6 +58,10 @@ CASES ?= 2000
 SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
+
+# One list of definitions through every interpreter and backend, on the CPU; the last line counts.
+parity: $(READY)
+	$(BIN)/python -m tests.parity --jobs $(JOBS) --out docs/parity.md
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,13 +106,34 @@ def atomic_add(place, value):
     return _T.buffer_store(place.buffer, place + value, place.indices)
 
 
-def _compile(program: Any):
-    options = {"tirx.disable_vectorize": True}  # g++ has no vectors of half
-    kernel = tilelang.compile(program, target={"kind": "c"}, execution_backend="cython", pass_configs=options)
+SIZES: dict[str, int] = {}
+"""Of the tensors that a program is made for: it is made anew for each set of sizes, which is quicker than for any."""
 
+
+def dynamic(name, dtype="int32"):
+    return SIZES.get(name) or _T.dynamic(name, dtype)
+
+
+def _sizes(program, arguments):
+    """The name that a program gives each size of its tensors, with what it is."""
+    names = re.findall(r"^        (\w+): T\.", inspect.getsource(program), re.MULTILINE)
+    tensors = [(n, a) for n, a in zip(names, arguments, strict=True) if isinstance(a, torch.Tensor)]
+    return {f"{name}_size_{axis}": size for name, a in tensors for axis, size in enumerate(a.shape)}
+
+
+@functools.cache
+def _compiled(program, facts, sizes):
+    SIZES.clear()
+    SIZES.update(sizes)
+    options = {"tirx.disable_vectorize": True}  # g++ has no vectors of half
+    made = program(*facts, 1)
+    return tilelang.compile(made, target={"kind": "c"}, execution_backend="cython", pass_configs=options)
+
+
+def _built(program, *facts):
     def call(*arguments):
         dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments]
-        kernel(*dense)
+        _compiled(program, facts, tuple(_sizes(program, dense).items()))(*dense)
         for argument, passed in zip(arguments, dense, strict=True):
             if isinstance(argument, torch.Tensor) and passed is not argument:
                 argument.copy_(passed)
@@ -122,5 +146,5 @@ def run_on_cpu(source: str) -> Mapping[str, Plan]:
     language = "import tilelang.language as T"
     assert language in source
     module: Any = load(source.replace(language, _HERE))
-    module.COMPILE, module.CUDA = _compile, False
+    module._built, module.CUDA = _built, False
     return plans_of(module)
