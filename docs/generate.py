@@ -1,4 +1,4 @@
-"""Writes what is derived: docs/passes.md from the passes, tables of backends, the figures of README.md from bench/results.
+"""Writes what is derived: docs/passes.md from the passes, tables of backends, figures from bench/results.
 
 `python docs/generate.py` writes; `python docs/generate.py --check` only says what is out of date, and exits with 1.
 """
@@ -22,6 +22,14 @@ from attn_engine.backends.backend import BACKENDS, get_backend  # noqa: E402
 from attn_engine.universe import PASSES  # noqa: E402
 
 NO_FIGURES = "No figures have been recorded yet: `make gpu` on a GPU machine writes them to `bench/results`."
+SHOWN = ("attention", "custom", "recurrence")
+"""The results that README.md shows, by the start of their names."""
+FIGURES = """\
+# Figures
+
+All that is recorded in `bench/results`, put together by `docs/generate.py`. Each table names the machine, the versions and the
+command; times are medians, and compare only within one table.
+"""
 HEADER = """\
 # Passes
 
@@ -85,9 +93,10 @@ def passes_page() -> str:
     return "\n".join(parts)
 
 
-def figures() -> str:
-    """The recorded results, one after the other."""
-    results = sorted((ROOT / "bench" / "results").glob("*.md"))
+def figures(*kinds: str) -> str:
+    """The recorded results of some kinds, or all, one after the other."""
+    folder = ROOT / "bench" / "results"
+    results = [file for kind in kinds or ("",) for file in sorted(folder.glob(f"{kind}*.md"))]
     return "\n\n".join(file.read_text().strip() for file in results) or NO_FIGURES
 
 
@@ -116,7 +125,8 @@ def derived() -> dict[Path, str]:
     return {
         ROOT / "docs" / "passes.md": passes_page(),
         ROOT / "docs" / "backends.md": between_marks(backend_text, "backends", backends()),
-        ROOT / "README.md": between_marks(text, "bench", figures()),
+        ROOT / "docs" / "figures.md": f"{FIGURES}\n{figures()}\n",
+        ROOT / "README.md": between_marks(text, "bench", figures(*SHOWN)),
     }
 
 
