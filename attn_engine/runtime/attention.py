@@ -27,7 +27,7 @@ from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.layouts import in_blocks
+from attn_engine.runtime.layouts import in_blocks, tables_in_blocks
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
@@ -65,6 +65,8 @@ class Known(NamedTuple):
     """The largest of `MULTIPLES` that divides both lengths."""
     in_blocks: bool
     """Descriptors can be made of q, k and v."""
+    tables_in_blocks: bool
+    """And of captured tables."""
     decoding: Decoding
 
 
@@ -164,7 +166,8 @@ class Attention(Inspection):
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
         covered, in_few = trace.rules.covered(captures, sizes), decoding(sizes, target_of(q.device, self.backend))
-        known = Known(factor > 0, covered, length, multiple, in_blocks((q, k, v)), in_few)
+        blocks = in_blocks((q, k, v)), tables_in_blocks(captures)
+        known = Known(factor > 0, covered, length, multiple, *blocks, in_few)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -203,7 +206,7 @@ class Attention(Inspection):
         key = (trace.text, target, wrt, tf32, known)
         found = self._memory.compiled.get(key)
         if found is None:
-            targets = choose(self.backend, target, trace.traced.module, known.in_blocks)
+            targets = choose(self.backend, target, trace.traced.module, known.in_blocks and known.tables_in_blocks)
             chosen = self._first(trace, targets, wrt, inputs, known, tf32)
             self._memory.chosen.append(chosen)
             found = self._memory.compiled[key] = chosen.compiled

@@ -1,27 +1,31 @@
 """Which backend an attention gets when its user names none.
 
-On Hopper the forward has asynchronous kernels (`gluon`) beside plain ones (`triton`). Measured on an H100: the former
-win by 1.25 to 1.4 at head dim 128 (1.02 at 64) where a score needs little arithmetic (softmax, ALiBi) and lose by
-1.15 where it needs much (a tanh soft-cap). Other functions are judged by their arithmetic alone, untimed.
+On Hopper the forward has asynchronous kernels (`gluon`) beside plain ones (`triton`). The former are faster at every
+head dim and for every score that was measured (`bench/results`), but for scores that gather element by element and
+for functions that need very much arithmetic, which are judged by what they compute.
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ModuleOp, TensorType, f32
-from xdsl.ir import Operation
+from xdsl.ir import Block, Operation
 
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
-from attn_engine.passes.mask_kinds import has_kinds
+from attn_engine.ir.schedule import padded
 from attn_engine.runtime.devices import Target, is_usable
 
 ASYNC_ARCH = "sm_90"
-ASYNC_HEADS = (64, 128)
-MAX_SCORE_COST = 16
+SMALLEST_HEAD, LARGEST_HEAD = 64, 256
+MAX_SCORE_COST = 64
 """Above so many operations per score, plain kernels are taken."""
 
 _FREE = (arith.ConstantOp, attn.YieldOp)
+_CHEAP = (
+    *(math.ExpOp, math.Exp2Op, math.LogOp, math.Log2Op, math.AbsFOp, math.SqrtOp, math.RsqrtOp, math.FmaOp),
+    math.TanhOp,
+)
 _EXPANDED = 15
 """About what a function without an instruction of its own costs."""
 
@@ -47,26 +51,23 @@ def _suits(op: attn.AttentionOp) -> bool:
     """Whether the asynchronous forward is predicted to be the faster one."""
     if tile.element_of(op.q) == f32:
         return False
-    sizes = [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
-    if any(size not in ASYNC_HEADS for size in sizes) or len(set(sizes)) > 1:
+    sizes = [padded(v.type.get_shape()[3]) for v in (op.q, op.v) if isinstance(v.type, TensorType)]
+    if any(not SMALLEST_HEAD <= size <= LARGEST_HEAD for size in sizes):
         return False
-    if op.mask is not None and op.mask.blocks and has_kinds(op.mask.block):
-        return False  # Only plain kernels skip blocks by captured values.
     mods = (op.query_mod, op.key_mod, op.value_mod)
     return not any(m is not None and m.blocks for m in mods) and score_cost(op) <= MAX_SCORE_COST
 
 
 def score_cost(op: attn.AttentionOp) -> int:
-    """Operations that the score_mod does per score; a table of scores counts as too many."""
+    """Operations that the score_mod does per score; gathers other than from a table of scores count as too many."""
     if op.score_mod is None or not op.score_mod.blocks:
         return 0
     axes = axes_of(op, "score_mod")
     elements = [o for o in op.score_mod.block.ops if not isinstance(o, _FREE) and {"q", "kv"} <= axes[o.results[0]]]
-    if any(isinstance(o, attn.LoadOp) for o in elements):
-        return MAX_SCORE_COST + 1
-    return sum(_cost(o) for o in elements)
+    return sum(_cost(o, op.score_mod.block) for o in elements)
 
 
-def _cost(op: Operation) -> int:
-    cheap = (math.ExpOp, math.Exp2Op, math.LogOp, math.Log2Op, math.AbsFOp, math.SqrtOp, math.RsqrtOp, math.FmaOp)
-    return 1 if op.name.startswith("arith.") or isinstance(op, cheap) else _EXPANDED
+def _cost(op: Operation, score_mod: Block) -> int:
+    if isinstance(op, attn.LoadOp):
+        return 1 if list(op.indices)[-2:] == list(score_mod.args[3:5]) else MAX_SCORE_COST + 1
+    return 1 if op.name.startswith("arith.") or isinstance(op, _CHEAP) else _EXPANDED

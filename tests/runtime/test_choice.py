@@ -24,7 +24,7 @@ def chosen(definition: Definition, target: Target = HOPPER, dtype: torch.dtype =
     return [t.backend for t in choice.choose(None, target, module)]
 
 
-SLOPES, BIAS = torch.rand(4), torch.randn(4, 8, 8)
+SLOPES, BIAS, IDS = torch.rand(4), torch.randn(4, 8, 8), torch.arange(8) // 3
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,25 @@ SLOPES, BIAS = torch.rand(4), torch.randn(4, 8, 8)
         Definition(mask_mod=library.causal),
         Definition(score_mod=library.alibi(SLOPES), mask_mod=library.sliding_window(5)),
         Definition(row=library.sigmoid),
+        Definition(score_mod=library.soft_cap(20.0)),
+        Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, q, kv]),
+        Definition(mask_mod=library.document(IDS)),
     ],
-    ids=["softmax", "alibi", "sigmoid"],
+    ids=["softmax", "alibi", "sigmoid", "soft_cap", "bias", "documents"],
 )
-def test_cheap_scores_are_asynchronous_on_hopper(definition: Definition):
+def test_forwards_are_asynchronous_on_hopper(definition: Definition):
     assert chosen(definition) == ["gluon", "triton"]
 
 
 @pytest.mark.parametrize(
     "definition",
     [
-        Definition(score_mod=library.soft_cap(20.0)),
-        Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, q, kv]),
+        Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, kv, q]),
+        Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q - kv) % 4]),
+        Definition(score_mod=lambda s, b, h, q, kv: torch.erf(torch.sin(s)) * torch.cosh(s) + torch.sinh(s) * torch.cos(s)),
         Definition(key_mod=lambda x: 2 * x),
     ],
-    ids=["soft_cap", "bias", "key_mod"],
+    ids=["turned", "gathered", "arithmetic", "key_mod"],
 )
 def test_others_are_plain(definition: Definition):
     assert chosen(definition) == ["triton"]
@@ -56,7 +60,8 @@ def test_others_are_plain(definition: Definition):
 def test_other_devices_types_and_names_are_plain():
     assert chosen(Definition(), Target("triton", "sm_80")) == ["triton"]
     assert chosen(Definition(), dtype=torch.float32) == ["triton"]
-    assert chosen(Definition(), dim=72) == ["triton"]
+    assert chosen(Definition(), dim=72) == ["gluon", "triton"]
+    assert chosen(Definition(), dim=32) == chosen(Definition(), dim=512) == ["triton"]
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     assert choice.choose("triton", HOPPER, module) == (HOPPER,)
 
