@@ -45,7 +45,7 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, lengt
         return CPU_SHORT if length is Length.SHORT else CPU
     arch = arch_for(target)
     heads = heads_of(module)
-    schedule = schedule_table.default_schedule(arch, heads, tf32)
+    schedule = schedule_table.default_schedule(arch, heads, tf32, target.backend)
     if target.backend == "gluon":
         return replace(schedule, forward=_async_forwards(module)[0])
     return beside_loops(schedule, arch, heads) if target.backend == "tilelang" else schedule

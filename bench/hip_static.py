@@ -1,0 +1,165 @@
+"""HIP kernels without an AMD device: beside Triton's code for the same attention, and schedules by their static cost.
+
+`python -m bench.hip_static --out DIR`, on any machine with clang-19, llvm-19 and triton; nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+import attn_engine
+from attn_engine import library
+from attn_engine.arch import get_arch
+from attn_engine.backends.hip import toolchain
+from attn_engine.backends.hip.cost import Loop, clocks, hot_loops, pressure, waves_per_simd
+from attn_engine.backends.triton.ahead import compile_ahead
+from attn_engine.errors import ScheduleError
+from attn_engine.ir.schedule import KernelSchedule, Schedule
+from attn_engine.runtime import inspect
+from attn_engine.runtime.inspect import View
+
+ARCHES = ("gfx90a", "gfx942")
+HEAD_DIMS = (64, 128)
+MASKS = {"causal": {"mask_mod": library.causal}, "full": {}}
+ROWS = ("mfma", "exp", "valu", "lds", "memory", "barrier")
+_SMALL = KernelSchedule(64, 32, 4, 2)
+_OTHERS = Schedule(_SMALL, KernelSchedule(64, 64, 4, 1), _SMALL, KernelSchedule(32, 64, 4, 2))
+CANDIDATES: dict[str, Sequence[tuple[int, int, int]]] = {
+    "forward": ((256, 64, 8), (256, 32, 8), (128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 32, 4)),
+    "dq": ((256, 64, 8), (256, 32, 8), (128, 32, 4), (128, 16, 4), (64, 32, 4), (64, 16, 4)),
+    "dkdv": ((16, 256, 8), (16, 128, 8), (16, 128, 4), (32, 128, 8), (32, 64, 4), (16, 64, 4)),
+}
+_NAMES = {"forward": "forward_kernel_kernel", "dq": "backward_dq_kernel", "dkdv": "backward_dkdv_kernel"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's loops, the one over full blocks first, and what it needs."""
+
+    loops: Sequence[Loop]
+    registers: int
+    shared: int
+    spills: int
+    threads: int
+
+
+def hip(view: View, mask: str, kernel: str = "forward") -> Compiled:
+    source = attn_engine.compile(**MASKS[mask]).source("hip", view)
+    with tempfile.TemporaryDirectory() as directory:
+        text = toolchain.compile_assembly(source, view.arch, Path(directory)).read_text()
+    code, name = toolchain.bodies(text), _NAMES[kernel]
+    found = toolchain.read_notes(text, code)[name]
+    threads = int(re.findall(r"ATTN_KERNEL\((\d+)\)\s*void " + name, source)[0])
+    return Compiled(hot_loops(code[name]), found.registers, found.shared, found.spills, threads)
+
+
+def triton(view: View, mask: str) -> Compiled:
+    source = attn_engine.compile(**MASKS[mask]).source("triton", view)
+    name = re.findall(r"def (forward\w*)\(", source)[0]
+    found = compile_ahead(source, name, get_arch(view.arch))
+    threads = 64 * int(re.findall(r"num_warps\W+(\d+)", source)[0])
+    return Compiled(hot_loops(found.assembly), found.registers, found.shared, found.spills, threads)
+
+
+def waves(kernel: Compiled, arch: str) -> int:
+    return waves_per_simd(kernel.registers, kernel.shared, get_arch(arch), kernel.threads)
+
+
+# --- beside Triton -----------------------------------------------------------------------------
+
+
+def beside_triton() -> Iterator[str]:
+    yield "| device | D | mask | loop | code | " + " | ".join(ROWS) + " | registers | LDS bytes | waves per SIMD |"
+    yield "|---" * (len(ROWS) + 8) + "|"
+    for arch in ARCHES:
+        for head_dim in HEAD_DIMS:
+            for mask in MASKS:
+                yield from _pair(arch, head_dim, mask)
+
+
+def _pair(arch: str, head_dim: int, mask: str) -> Iterator[str]:
+    view = View(torch.bfloat16, head_dim, head_dim, False, False, arch, "hip")
+    both = {"HIP": hip(view, mask), "Triton": triton(replace(view, backend="triton"), mask)}
+    for number, loop in enumerate(("full blocks", "masked blocks")):
+        for name, kernel in both.items():
+            counts = [kernel.loops[number].counts[row] for row in ROWS]
+            cells = [arch, head_dim, mask, loop, name, *counts, kernel.registers, kernel.shared, waves(kernel, arch)]
+            yield "| " + " | ".join(map(str, cells)) + " |"
+
+
+# --- schedules ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranked:
+    schedule: tuple[int, int, int]
+    cost: float
+    """Clocks of a SIMD per score."""
+    kernel: Compiled
+    waves: int
+
+
+def rank(kind: str, arch: str, head_dim: int) -> list[Ranked]:
+    """Candidates that fit and do not spill, the cheapest first."""
+    found: list[Ranked] = []
+    for candidate in CANDIDATES[kind]:
+        schedule = KernelSchedule(*candidate, 2)
+        view = View(torch.bfloat16, head_dim, head_dim, kind != "forward", False, arch, "hip")
+        with mock.patch.object(inspect, "default_schedule", lambda *_, s=schedule: replace(_OTHERS, **{kind: s})):
+            try:
+                kernel = hip(view, "causal", kind)
+            except ScheduleError:
+                continue
+        if not kernel.spills:
+            found.append(_ranked(candidate, kernel, arch))
+    return sorted(found, key=lambda r: r.cost)
+
+
+def _ranked(candidate: tuple[int, int, int], kernel: Compiled, arch: str) -> Ranked:
+    rows, columns, warps = candidate
+    shared_by = waves(kernel, arch)
+    each = clocks(pressure(kernel.loops[0], arch), shared_by)
+    return Ranked(candidate, each / (rows * columns / warps), kernel, shared_by)
+
+
+def ranking() -> Iterator[str]:
+    yield "| device | kernel | D | block of queries, of keys, waves | clocks per score | registers | waves per SIMD |"
+    yield "|---" * 7 + "|"
+    for arch in ARCHES:
+        for kind in CANDIDATES:
+            for head_dim in HEAD_DIMS:
+                for r in rank(kind, arch, head_dim):
+                    cells = [arch, kind, head_dim, r.schedule, f"{r.cost:.2f}", r.kernel.registers, r.waves]
+                    yield "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    lines = [
+        "# HIP kernels, read from their code",
+        "",
+        "No AMD device was at hand: nothing here was run. bf16 forward in the same blocks, instructions of one iteration",
+        "of one wave (`attn_engine/backends/hip/cost.py`); VALU includes moves between vector and accumulator registers.",
+        "",
+        *beside_triton(),
+        "",
+        "Schedules by static cost: llvm-mca's pressure on matrix, vector and LDS units, corrected, per score.",
+        "",
+        *ranking(),
+    ]
+    (out / "hip_static.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
