@@ -27,6 +27,7 @@ SCALE = 0.4
 TOLERANCE = 1e-4
 NOISE = 1e-7
 MOST_SENSITIVE = 1e-5
+ON_A_GPU = ("triton", "gluon")
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,16 @@ def eager(case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) ->
 
 
 def engine(backend: str, case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) -> Results:
-    tensors, captures = [leaf(t) for t in tensors], {n: leaf(c) for n, c in captures.items()}
+    device = "cuda" if backend in ON_A_GPU else "cpu"
+    tensors = [leaf(t.to(device)) for t in tensors]
+    captures = {n: leaf(c.to(device)) for n, c in captures.items()}
+    cotangents = [t.to(device) for t in cotangents_of(case)]
     with poisoned_memory(), blocks(replace(SMALL, parts=case.parts)):
         attend = attn_engine.compile(**function_of(case)(**captures), backend=backend)
-        return run(
-            lambda q, k, v: attend(q, k, v, scale=SCALE, return_lse=case.has_lse),
-            tensors,
-            captures,
-            *cotangents_of(case),
+        found = run(
+            lambda q, k, v: attend(q, k, v, scale=SCALE, return_lse=case.has_lse), tensors, captures, *cotangents
         )
+    return {name: value.cpu() for name, value in found.items()}
 
 
 def difference(got: Results, want: Results) -> tuple[float, str]:

@@ -119,7 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=2000, help="how many cases must be compared")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case")
-    parser.add_argument("--backends", default=",".join(ALL), help="a list out of " + ", ".join(ALL))
+    parser.add_argument("--backends", default=",".join(ALL), help=f"a list out of {', '.join(ALL)}; triton on a GPU")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="compare fewer cases if it takes longer")
     parser.add_argument("--no-mutants", action="store_true", help="leave the planted bugs out")
