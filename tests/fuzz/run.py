@@ -19,7 +19,7 @@ from tests.fuzz.check import Outcome, check_case
 from tests.fuzz.coverage import ENOUGH, Coverage, features
 from tests.fuzz.grammar import Case, generate
 from tests.fuzz.mutants import MOST_CASES, MUTANTS, cases_to_death
-from tests.fuzz.shrink import shrink
+from tests.fuzz.shrink import MOST_CHECKS, shrink
 from tests.support.engines import ALL
 
 LEAST_ACCEPTED = 0.8
@@ -68,17 +68,17 @@ class Tally:
         return found
 
 
-def check(job: tuple[int, tuple[str, ...]]) -> Checked:
-    """One case by its seed; a failure is made small where it was found."""
-    seed, backends = job
+def check(job: tuple[int, tuple[str, ...], int]) -> Checked:
+    """One case by its seed; a failure is made small where it was found, by so many tries."""
+    seed, backends, tries = job
     torch.set_num_threads(1)
     outcome = check_case(generate(seed), backends)
     if outcome.verdict == "failed":
-        return Checked(_small(outcome, backends), frozenset(features(outcome.case)))
+        return Checked(_small(outcome, backends, tries), frozenset(features(outcome.case)))
     return Checked(outcome, frozenset(features(outcome.case) if outcome.verdict == "agreed" else ()))
 
 
-def _small(outcome: Outcome, backends: tuple[str, ...]) -> Outcome:
+def _small(outcome: Outcome, backends: tuple[str, ...], tries: int) -> Outcome:
     """The failure of a smaller case on the same backend, of the same kind."""
     kind = outcome.detail.split(":")[0]
     one = (kind,) if kind in backends else backends
@@ -87,7 +87,7 @@ def _small(outcome: Outcome, backends: tuple[str, ...]) -> Outcome:
         found = check_case(case, one)
         return found.verdict == "failed" and found.detail.split(":")[0] == kind
 
-    case = shrink(outcome.case, fails)
+    case = shrink(outcome.case, fails, tries)
     return replace(outcome, case=case)
 
 
@@ -100,7 +100,8 @@ def _compare(options: argparse.Namespace, pool: multiprocessing.pool.Pool) -> Ta
     tally, seeds, start = Tally(), count(options.seed), time.monotonic()
     backends = tuple(options.backends.split(","))
     while tally.compared < options.cases and time.monotonic() - start < options.seconds:
-        batch = [(next(seeds), backends) for _ in range(min(BATCH * options.jobs, options.cases - tally.compared))]
+        size = min(BATCH * options.jobs, options.cases - tally.compared)
+        batch = [(next(seeds), backends, options.tries) for _ in range(size)]
         for checked in pool.imap_unordered(check, batch):
             tally.add(checked)
     return tally
@@ -122,6 +123,7 @@ def main() -> int:
     parser.add_argument("--backends", default=",".join(ALL), help=f"a list out of {', '.join(ALL)}; triton on a GPU")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="compare fewer cases if it takes longer")
+    parser.add_argument("--tries", type=int, default=MOST_CHECKS, help="smaller cases to try for each failure")
     parser.add_argument("--no-mutants", action="store_true", help="leave the planted bugs out")
     options = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=100) as pool:
