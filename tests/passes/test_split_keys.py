@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import attn_engine
 from attn_engine.ir.schedule import KernelSchedule
@@ -85,3 +86,21 @@ def test_no_queries_and_no_keys() -> None:
     for sq, skv in ((0, 5), (3, 0)):
         check(windowed, qkv(sq=sq, skv=skv), schedule=replace(SMALL, parts=3))
         check(windowed, qkv(sq=sq, skv=skv), schedule=replace(SMALL, programs=3))
+
+
+def test_mods_that_read_their_row_and_packed_sequences() -> None:
+    """What other kernels do first is done in front of the parts too."""
+    q, k, v = qkv(h=4, hkv=2, sq=5, skv=90, d=8)
+    weights, ends = randn(8), torch.tensor([0, 2, 5], dtype=torch.int32)
+
+    def norm(x, b, h, position, channel):
+        return x * torch.rsqrt((x * x).mean(-1) + 1e-6) * weights[channel]
+
+    def attended(parts: int) -> list[torch.Tensor]:
+        with poisoned_memory(), blocks(replace(BLOCKS, parts=parts)):
+            modified = attn_engine.compile(query_mod=norm, key_mod=norm, backend="cpu")(q, k, v)
+            plain = attn_engine.compile(backend="cpu")
+            return [modified, plain(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=torch.tensor([0, 50, 90]).int())]
+
+    for got, want in zip(attended(4), attended(1), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
