@@ -9,6 +9,7 @@ from math import ceil
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.passes import ModulePass
+from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.arch import Arch, get_arch
 from attn_engine.dialects import attn, tile
@@ -16,11 +17,11 @@ from attn_engine.dialects import attn, tile
 WARPS, THREADS = 4, 128
 STATE = 64 * THREADS
 """Numbers of a state per program: 64 registers of each thread leave enough for the products."""
-COLUMNS = 64
+COLUMNS = 128
 LARGEST_KEY = 256
 """Key channels whose queries the registers of four warps hold."""
 WARPGROUP_ROWS = 64
-"""Rows of a product of four warps: a state of fewer value channels is no left operand."""
+"""Rows of a product of four warps: of a state with as many value channels each thread holds one part as left operand."""
 RESERVED = 1024
 """Bytes of shared memory that each block of threads costs beside its own."""
 FULL, HALF = 0.8, 0.5
@@ -56,40 +57,58 @@ def form_of(attributes: Mapping[str, object], **default: int) -> dict[str, int]:
     return default
 
 
+class Kind(StrEnum):
+    """What a chunk does: its state decays as a whole, by rows, by columns, or the delta rule writes it."""
+
+    SCALAR = "scalar"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    DELTA = "delta"
+
+
 @dataclass(frozen=True)
 class Work:
-    """What matters of an op: padded channels, bytes of an element, whether the state is scaled by a number."""
+    """What matters of an op: padded channels, bytes of an element, what its chunks do."""
 
     key: int
     value: int
     size: int
-    scalar: bool
-    delta: bool
+    kind: Kind
     packed: bool
-    rows: bool = False
+    summed: bool = False
     """Whether sums over the channels of results are wanted: turned, they cross warps."""
 
     @classmethod
     def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Work:
-        delta = not isinstance(op, attn.SweepOp) and op.beta is not None
-        wide = op.decay is not None and len(_shape(op.decay.type)) == 4
         size = 4 if str(tile.element_of(op.v)) == "f32" else 2
-        rows = isinstance(op, attn.SweepOp) and op.dot is not None
+        summed = isinstance(op, attn.SweepOp) and op.dot is not None
         key, value = (_padded(_shape(x.type)[3]) for x in (op.q, op.v))
-        return cls(key, value, size, not delta and not wide, delta, op.bounds is not None, rows)
+        return cls(key, value, size, _kind(op), op.bounds is not None, summed)
 
     def block(self) -> int:
-        return max(16, min(COLUMNS, self.value, STATE // self.key))
+        """A sweep whose rows decay has no weights to make: its state may take more registers."""
+        numbers = 2 * STATE if self.kind is Kind.ROWS else STATE
+        return max(16, min(COLUMNS, self.value, numbers // self.key))
 
     def bytes(self, chunk: int, stages: int) -> int:
         """Shared memory: the tiles that loads bring, `stages` times, and operands of products."""
         columns = self.block()
         tiles = chunk * (2 * self.key + columns) * self.size
-        if self.delta:
+        if self.kind is Kind.DELTA:
             tiles += chunk * (self.key + columns) * self.size
-        elif not self.scalar:
+        elif self.kind is Kind.ROWS:
             tiles += chunk * chunk * self.size
+        elif self.kind is Kind.COLUMNS:
+            tiles += chunk * columns * 4
         return stages * tiles + (chunk * chunk + self.key * columns) * self.size
+
+
+def _kind(op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Kind:
+    if not isinstance(op, attn.SweepOp) and op.beta is not None:
+        return Kind.DELTA
+    if op.decay is None or len(_shape(op.decay.type)) == 3:
+        return Kind.SCALAR
+    return Kind.COLUMNS if isinstance(op, attn.SweepOp) and op.columns is not None else Kind.ROWS
 
 
 def _shape(type_: object) -> tuple[int, ...]:
@@ -105,7 +124,7 @@ def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: 
     """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole."""
     stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
     columns = work.block()
-    turned = blocks and work.scalar and columns >= WARPGROUP_ROWS and not work.rows
+    turned = blocks and work.kind is Kind.SCALAR and columns == WARPGROUP_ROWS and not work.summed
     programs = heads * ceil(work.value / columns)
     resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
@@ -118,7 +137,7 @@ def _pieces(work: Work, places: int, programs: int, tokens: int) -> tuple[int, b
     if not programs:
         return 1, False
     if programs <= HALF * places:
-        if work.delta:
+        if work.kind is Kind.DELTA:
             return 1, False
         pieces = 1
         while programs * pieces * 2 <= places and tokens >= pieces * 2 * SHORTEST:

@@ -11,9 +11,7 @@ from attn_engine.errors import DtypeError, RankError
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
-
-FEW_TOKENS = 4
-"""Up to so many tokens go one by one when no gradient is needed: a chunk of 64 would be mostly empty."""
+from attn_engine.runtime.recurrence_compile import FEW_TOKENS
 
 
 def recurrence(

@@ -16,6 +16,10 @@ from attn_engine.runtime.driver import run_passes
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
+DECODED = 8192
+"""Numbers of a state per program of a step."""
+FEW_TOKENS = 4
+"""Up to so many tokens go one by one when no gradient is needed: a chunk of 64 would be mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,9 @@ def default_schedule(
         return Schedule(chunk=1 if stepwise else 64, pad=False), None
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
     if stepwise:
-        return Schedule(chunk=1, value_block=16, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
+        # A token or two: long rows of the state for memory. Many: small parts, for they go one after the other.
+        block = max(16, min(64, DECODED // kind.key)) if tokens <= FEW_TOKENS else 16
+        return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
     copies = blocks and arch.copies_blocks and not kind.bounds
     place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies)
     return Schedule(tf32=tf32, descriptors=copies), place

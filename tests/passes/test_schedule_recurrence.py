@@ -9,12 +9,12 @@ from xdsl.dialects.builtin import IntegerAttr
 
 from attn_engine.arch import get_arch
 from attn_engine.dialects import attn
-from attn_engine.passes.attn_schedule_recurrence import Work, choose
+from attn_engine.passes.attn_schedule_recurrence import Kind, Work, choose
 from attn_engine.universe import PASSES, make_context
 from tests.support.attn_cases import parse
 
 H100 = get_arch("sm_90")
-WORK = Work(128, 128, 2, scalar=True, delta=False, packed=False)
+WORK = Work(128, 128, 2, Kind.SCALAR, packed=False)
 
 
 def form(work=WORK, heads=128, tokens=4096, blocks=True, arch=H100):
@@ -50,12 +50,19 @@ def test_states_fit_registers_and_tiles_shared_memory():
 
 def test_states_are_turned_unless_results_are_summed():
     assert form().turned
-    assert not form(replace(WORK, rows=True)).turned
+    assert not form(replace(WORK, summed=True)).turned
     assert not form(blocks=False).turned
 
 
+def test_narrow_keys_leave_room_for_all_value_channels():
+    queries = replace(WORK, key=64, summed=True)
+    assert form(queries, heads=640) == replace(form(), turned=False, value_block=128, pieces=2, chained=True)
+    assert form(replace(WORK, kind=Kind.ROWS)).value_block == 128
+    assert form(replace(WORK, kind=Kind.COLUMNS)).value_block == 64
+
+
 def test_the_delta_rule_has_no_pieces_side_by_side():
-    assert form(replace(WORK, scalar=False, delta=True), heads=8, tokens=32768).pieces == 1
+    assert form(replace(WORK, kind=Kind.DELTA), heads=8, tokens=32768).pieces == 1
 
 
 def test_each_op_gets_its_own_form():
@@ -72,4 +79,4 @@ func.func @f(%q: {keys}, %k: {keys}, %v: {values}, %scale: f32, %g: {row}) -> ({
     found = [o.attributes["form"].data for o in module.walk() if isinstance(o, attn.RecurrenceOp | attn.SweepOp)]
     blocks = [f["value_block"] for f in found]
     assert all(isinstance(b, IntegerAttr) for b in blocks)
-    assert [b.value.data for b in blocks] == [32, 64]
+    assert [b.value.data for b in blocks] == [32, 128]

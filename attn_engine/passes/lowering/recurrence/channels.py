@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
@@ -46,7 +47,7 @@ class Prepared:
         rounds = setting.form.tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
         self.part = Head(key, min(CHANNELS, self.key.tile) if setting.form.pad else self.key.tile)
-        each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
+        each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body, stages=2)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
         parts, chunk = self.key.tile // self.part.tile, self.chunk
@@ -72,14 +73,23 @@ class Prepared:
         def step(at: Scope, level: SSAValue, weights: SSAValue) -> SSAValue:
             inside = Tiles(at, self.precision)
             near = nearness(view, inside, self.gates, own, level, t0, c0)
-            a, b = (self._faded(inside, x, near) for x in (q, k))
-            return self._added(inside, inside.dot(a, inside.turned(b)), weights, level)
+            faded = self._faded(inside, q, k, near, level)
+            return self._added(inside, inside.dot(faded, inside.turned(faded)), weights, level)
 
         same = self._added(tiles, tiles.dot(q, tiles.turned(k)), weights, None)
         return over_levels(scope, chunk, same, step)
 
-    def _faded(self, tiles: Tiles, x: SSAValue, near: SSAValue) -> SSAValue:
-        return tiles.map(tile.shape_of(x), lambda t: t.mul(t.take(x, 0, 1), t.take(near, 0, 1)), self.element)
+    def _faded(self, tiles: Tiles, q: SSAValue, k: SSAValue, near: SSAValue, level: SSAValue) -> SSAValue:
+        """Queries of tokens that come second in a pair of blocks, and keys of those that come first, in one tile."""
+        shape, place = tile.shape_of(q), tiles.range(self.chunk)
+
+        def code(t: Terms) -> SSAValue:
+            program = t.program
+            bit = program.add(arith.AndIOp(program.add(arith.ShRSIOp(t.take(place, 0), t.take(level))), t.whole(1)))
+            second = program.add(arith.CmpiOp(bit, t.whole(1), "eq"), "second")
+            return t.mul(t.choose(second, t.take(q, 0, 1), t.take(k, 0, 1)), t.take(near, 0, 1))
+
+        return tiles.map(shape, code, self.element)
 
     def _added(self, tiles: Tiles, s: SSAValue, weights: SSAValue, level: SSAValue | None) -> SSAValue:
         """The weights, with `s` added where places differ at a level."""

@@ -156,7 +156,8 @@ class TokenGradients(Gradients):
 
     def run(self) -> None:
         op = self.op
-        each_chunk(self.setting, self.sweep.sizes, "read", WIDE_WARPS, [op.q, op.k, op.d_o, op.decay], self._body)
+        operands = [op.q, op.k, op.d_o, op.decay]
+        each_chunk(self.setting, self.sweep.sizes, "read", WIDE_WARPS, operands, self._body, stages=2)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         tiles, chunk = self.open(view, scope, t0), self.chunk
