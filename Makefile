@@ -40,7 +40,7 @@ docs: $(READY)
 # With the machine's own Python, torch and triton; nearly all of the tests' time is compilation, one core each.
 GPU_JOBS ?= auto
 gpu:
-	$(PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu tests/gpu
+	$(PYTHON) -m pytest -q -n $(GPU_JOBS) --dist worksteal -m gpu tests/gpu
 	$(PYTHON) -m bench.attention --out $(OUT)
 
 # What this machine can measure: the compiler and the CPU backend, then, with a GPU, kernels beside their peers.

@@ -48,7 +48,9 @@ def test_forwards_are_asynchronous_on_hopper(definition: Definition):
     [
         Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, kv, q]),
         Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q - kv) % 4]),
-        Definition(score_mod=lambda s, b, h, q, kv: torch.erf(torch.sin(s)) * torch.cosh(s) + torch.sinh(s) * torch.cos(s)),
+        Definition(
+            score_mod=lambda s, b, h, q, kv: torch.erf(torch.sin(s)) * torch.cosh(s) + torch.sinh(s) * torch.cos(s)
+        ),
         Definition(key_mod=lambda x: 2 * x),
     ],
     ids=["turned", "gathered", "arithmetic", "key_mod"],
