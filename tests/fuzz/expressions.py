@@ -40,6 +40,7 @@ UNARY = (
     "torch.sin({0})",
     "torch.sin({0}) * 0.5",
     "torch.cos({0})",
+    "torch.cos({0} * 0.5)",
     "torch.sigmoid({0})",
     "torch.erf({0})",
     "torch.erf({0} * 0.5)",
@@ -55,6 +56,7 @@ UNARY = (
     "torch.expm1(torch.tanh({0}))",
     "torch.log(torch.abs({0}) + 0.5)",
     "torch.log2({0} * {0} + 0.5)",
+    "torch.log2(torch.abs({0}) + 1.5)",
     "torch.log1p(torch.abs({0}))",
     "torch.sqrt({0} * {0} + 0.5)",
     "torch.rsqrt({0} * {0} + 0.5)",
@@ -71,10 +73,13 @@ UNARY = (
 STEPS = (
     "torch.sign({0})",
     "torch.floor({0} * 2.0)",
+    "torch.floor({0} + 0.3)",
     "torch.ceil({0})",
     "torch.ceil({0} * 1.5)",
     "torch.round({0})",
+    "torch.round({0} * 1.3)",
     "torch.trunc({0} * 1.5)",
+    "torch.trunc({0} * 0.7)",
     "({0} > 0.3).float()",
     "({0} <= temperature).float()",
     "torch.clamp({0}, -3.0, 3.0).int().float()",
@@ -169,7 +174,7 @@ class Expressions:
         kind = self.rng.random()
         if kind < 0.45:
             return "(" + self.rng.choice(UNARY).format(self.score(depth - 1)) + ")"
-        if kind < 0.55:
+        if kind < 0.57:
             return f"({self.score(depth - 1)} + 0.3 * {self.rng.choice(STEPS).format(self.score(depth - 1))})"
         left, right = self.score(depth - 1), self.score(self.rng.randrange(depth))
         form = self.rng.choice(BINARY)
