@@ -16,8 +16,6 @@ from attn_engine.backends.triton.ahead import compile_ahead
 from attn_engine.backends.triton.backend import BACKEND
 from attn_engine.backends.triton.emit import emit
 from attn_engine.backends.triton.interpret import interpret
-from attn_engine.ir.schedule import Heads
-from attn_engine.ir.schedule_table import default_schedule
 from attn_engine.universe import PASSES, make_context
 from tests.backends.triton_support import parse
 
@@ -142,19 +140,3 @@ def test_kernels_compile_ahead(
         assert kernel.wgmma + kernel.mma + kernel.mfma > 0 or "rows" in name
         assert kernel.shared <= get_arch(arch).shared_per_block
         assert kernel.spills == 0
-
-
-@pytest.mark.parametrize("mask", ["", MASK], ids=["full", "causal"])
-def test_what_a_call_on_hopper_gets_hardly_spills(
-    mask: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-):
-    """Heads of 128, operands through descriptors, lengths that are multiples of the blocks."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
-    options = default_schedule(get_arch("sm_90"), Heads(128, 128, "bf16")).pass_options()
-    source = emit(
-        lower(attention("bf16", 128, mask=mask), f"{options} whole=true descriptors=true positive_scale=true")
-    )
-    for name, bytes_spilled in (("forward_kernel", 0), ("backward_dq", 0), ("backward_dkdv", 64)):
-        kernel = compile_ahead(source, name, get_arch("sm_90"))
-        assert kernel.wgmma > 0
-        assert kernel.spills <= bytes_spilled
