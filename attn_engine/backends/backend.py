@@ -70,6 +70,10 @@ class Backend:
     """The plans that it may have kernels for."""
     rest: str | None = None
     """The backend that other plans go to, and those gradients that this one has no kernels for."""
+    gradients: tuple[str, ...] = ()
+    """Passes for a plan of gradients; those of `pipeline` if absent."""
+    guard: Callable[[Plan, str, Callable[[], Plan]], Plan] | None = None
+    """Makes of a plan of gradients, its text, and of how to build it for `rest`, one that goes there if need be."""
     copies_blocks: bool = False
     """Whether it prints copies of whole blocks through descriptors, for devices that have them."""
     knows_whole: bool = False
@@ -80,7 +84,7 @@ class Backend:
             raise BackendError(f"backend name '{self.name}' is not an identifier")
         if self.level not in tuple(Level):
             raise BackendError(f"backend '{self.name}': level '{self.level}' is none of {', '.join(Level)}")
-        for pass_spec in self.pipeline:
+        for pass_spec in (*self.pipeline, *self.gradients):
             self._check_pass(pass_spec)
         for part in ("emit", "build", "check"):
             if not callable(getattr(self, part)):

@@ -28,7 +28,7 @@ class AsyncSchedule:
     gradient_block: int = 64
     """Keys of a step of dq, queries of a step of dk and dv."""
     dq_stages: int = 4
-    dkdv_stages: int = 2
+    dkdv_stages: int = 3
     table_stages: int = 1
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from xdsl.context import Context
 from xdsl.dialects import builtin, scf
-from xdsl.dialects.builtin import f32
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp, ProxyFenceOp
 from attn_engine.dialects.tile_async_memory import ReadOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp, PinOp, WaitOp
-from attn_engine.ir.async_schedule import AsyncSchedule
-from attn_engine.passes.hopper.edit import After
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.passes.hopper.steps import kernels_at_async_level
 
 
@@ -123,20 +118,6 @@ class _Overlap:
         for wait in self.waits:
             wait.erase()
 
-    def pin(self) -> None:
-        """Pins arithmetic that runs beside a product, where nothing else keeps the wait for that product behind it."""
-        waits = [op for op in self.body.ops if isinstance(op, WaitOp)]
-        for earlier, later in pairwise(waits):
-            between: list[Operation] = []
-            op = earlier.next_op
-            while op is not None and op is not later:
-                between.append(op)
-                op = op.next_op
-            wide = [v for op in between if isinstance(op, tile.MapOp) for v in op.outputs if _is_wide(v)]
-            if wide and not any(isinstance(op, AsyncDotOp) for op in between):
-                pinned = After(wide[-1].owner).add(PinOp(wide[-1]), "pinned").result  # type: ignore[arg-type]
-                wide[-1].replace_uses_with_if(pinned, lambda use: not isinstance(use.operation, PinOp))
-
     def _wait(self, needed: set[AsyncDotOp], started: Sequence[AsyncDotOp], waiting: dict[AsyncDotOp, None]) -> None:
         """One wait for all of the needed products that have not been waited for."""
         fresh = [p for p in waiting if p in needed]
@@ -149,10 +130,6 @@ class _Overlap:
             old = next(v for v, p in self.owner.items() if p is product)
             value.name_hint = old.name_hint
             old.replace_all_uses_with(value)
-
-
-def _is_wide(value: SSAValue) -> bool:
-    return tile.element_of(value) == f32 and len(tile.shape_of(value)) == 2
 
 
 @dataclass(frozen=True)
@@ -178,15 +155,10 @@ class TileOverlapProductsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
-    pin: bool = AsyncSchedule.pin
-    """Whether to keep the assembler from hoisting waits above arithmetic that runs beside products."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for signature in kernels_at_async_level(op, self.plan):
             for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
                 for loop in [o for o in roles.walk() if isinstance(o, scf.ForOp)]:
                     if any(isinstance(o, AsyncDotOp) for o in loop.body.block.ops):
-                        overlap = _Overlap(loop.body.block)
-                        overlap.run()
-                        if self.pin:
-                            overlap.pin()
+                        _Overlap(loop.body.block).run()

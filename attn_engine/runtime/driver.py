@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline
 
 from attn_engine import pipelines
-from attn_engine.backends.backend import Backend, Level, get_backend
-from attn_engine.dialects import attn
+from attn_engine.backends.backend import Backend, Level, Plan, get_backend
+from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime.env import settings
-from attn_engine.runtime.schedules import convert_spec
+from attn_engine.runtime.schedules import convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
 
 
@@ -68,7 +68,7 @@ class Compiled:
     descriptors: bool = False
     """Whether tensors must lie as descriptors want them."""
     parts: tuple[tuple[str, str], ...] = ()
-    """Backend and text of each part of the source."""
+    """Backend and text of each part of the source, but for those that look at their own kernels."""
 
 
 @cache
@@ -117,16 +117,40 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     return module
 
 
+_REASON = "plain"
+"""The attribute of a plan that another backend was asked for: why it has no kernels."""
+
+
 @dataclass(frozen=True)
 class Part:
     """Some of the plans of an attention, at the level of the backend that they go to."""
 
     backend: Backend
     tiles: ModuleOp
+    plain: Callable[[], Part] | None = None
+    """The same for the backend that takes over if the kernels come out badly."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why a backend that was asked for has no kernels for it."""
+        found = [o.attributes.get(_REASON) for o in self.tiles.ops if isinstance(o, tile.PlanOp)]
+        return next((reason.data for reason in found if isinstance(reason, StringAttr)), None)
 
     @property
     def source(self) -> str:
         return self.backend.emit(self.tiles)
+
+    def build(self, source: str) -> Mapping[str, Plan]:
+        """The callables of its plans."""
+        plans, plain, guard = self.backend.build(source), self.plain, self.backend.guard
+        if plain is None or guard is None:
+            return plans
+
+        def other(name: str) -> Plan:
+            part = plain()
+            return part.build(part.source)[name]
+
+        return {name: guard(plan, source, partial(other, name)) for name, plan in plans.items()}
 
 
 def to_parts(module: ModuleOp, request: Request) -> list[Part]:
@@ -139,14 +163,24 @@ def to_parts(module: ModuleOp, request: Request) -> list[Part]:
 
 def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backend) -> Part:
     """One plan. A forward that the backend refuses is refused: its user chooses again."""
-    is_backward = any(isinstance(o, attn.BackwardOp) for o in function.walk())
-    if ("backward" if is_backward else "forward") in backend.plans:
-        try:
-            return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
-        except AsyncUnsupportedError:
-            if not is_backward:
-                raise
-    return Part(rest, to_tile(ModuleOp([function.clone()]), request, rest))
+    gradients = next((o for o in function.walk() if isinstance(o, attn.BackwardOp)), None)
+
+    def plain(reason: str = "") -> Part:
+        tiles = to_tile(ModuleOp([function.clone()]), request, rest)
+        for plan in [o for o in tiles.ops if isinstance(o, tile.PlanOp) and reason]:
+            plan.attributes[_REASON] = StringAttr(reason)
+        return Part(rest, tiles)
+
+    if gradients is None:
+        return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
+    if "backward" not in backend.plans:
+        return plain()
+    own = replace(request, schedule=with_gradients(request.schedule, gradients))
+    way = replace(backend, pipeline=backend.gradients)
+    try:
+        return Part(backend, to_tile(ModuleOp([function.clone()]), own, way), plain)
+    except AsyncUnsupportedError as error:
+        return plain(error.reason)
 
 
 def functions(module: ModuleOp) -> list[func.FuncOp]:
@@ -182,7 +216,8 @@ def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
     shape = signature(lowered)
     parts = to_parts(lowered, request)
     sources = [part.source for part in parts]
-    plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.backend.build(text).items()}
+    plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.build(text).items()}
     tile_ir = "\n".join(str(part.tiles) for part in parts)
-    texts = tuple((part.backend.name, text) for part, text in zip(parts, sources, strict=True))
-    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, request.descriptors, texts)
+    texts = tuple((part.backend.name, text) for part, text in zip(parts, sources, strict=True) if part.plain is None)
+    descriptors = request.descriptors or any(part.backend.level is Level.ASYNC for part in parts)
+    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, descriptors, texts)

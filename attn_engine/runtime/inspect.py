@@ -72,6 +72,8 @@ class Inspection:
                 continue
             own = [part.source for part in parts if part.backend is backend]
             lines += [f"{way}: {_told(backend.examine(text) if backend.examine else None)}" for text in own]
+            rest = [part for part in parts if part.reason is not None]
+            lines += [f"{way}: the backward goes to {part.backend.name}: {part.reason}" for part in rest]
         return lines
 
     def _traced(self, view: View) -> ModuleOp:

@@ -78,6 +78,14 @@ def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
     return False
 
 
+def with_gradients(schedule: Schedule, op: attn.BackwardOp) -> Schedule:
+    """With the blocks that kernels of gradients have at the async level."""
+    own = AsyncSchedule()
+    heads = Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
+    dq, dkdv = own.gradients(heads, Kind.DQ) or schedule.dq, own.gradients(heads, Kind.DKDV) or schedule.dkdv
+    return replace(schedule, dq=dq, dkdv=dkdv)
+
+
 def beside_loops(schedule: Schedule, arch: Arch, heads: Heads) -> Schedule:
     """No more stages than leave shared memory for the tiles of loops that have none, beside the one that has."""
     kernels = {kind: getattr(schedule, kind.value) for kind in Kind}

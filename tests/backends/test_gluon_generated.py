@@ -12,9 +12,11 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
 from attn_engine import library
-from attn_engine.backends.backend import get_backend
-from attn_engine.backends.gluon.build import build as build_text
+from attn_engine.backends.backend import Examination, get_backend
+from attn_engine.backends.gluon import guard
 from attn_engine.backends.gluon.emit import SEPARATOR, emit
+from attn_engine.backends.gluon.guard import Guarded
+from attn_engine.backends.triton.emit import emit as emit_triton
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.runtime import driver
@@ -23,6 +25,7 @@ from attn_engine.runtime.driver import Request
 from attn_engine.runtime.schedules import default_schedule
 
 pytest.importorskip("triton")
+from triton.runtime.errors import PTXASError
 
 
 def module(definition: Definition, wrt: tuple[str, ...] = (), d: int = 128, lse: bool = True) -> ModuleOp:
@@ -120,15 +123,95 @@ def test_the_finding_is_kept_with_its_reason():
     assert "move spilled registers" in str(Finding("k", 64, 900, 99, "").reason)
 
 
-def test_the_backward_is_plain_triton():
-    found = module(Definition(mask_mod=library.causal), ("q", "k", "v"))
-    text = emit(found)
-    assert emit(Parser(driver.context(), str(found)).parse_module()) == text
-    asynchronous, others = text.split(SEPARATOR)
-    assert "warp_specialize" in asynchronous and "def forward(" in asynchronous
-    assert "def backward(" in others and "@triton.jit" in others and "gluon" not in others
-    assert set(build_text(text)) == {"forward", "backward"}
-    assert set(build_text(emit(module(Definition())))) == {"forward"}
+GRADIENTS = ("q", "k", "v")
+
+
+def parts(definition: Definition, wrt: tuple[str, ...] = GRADIENTS, d: int = 128) -> list[driver.Part]:
+    """Forward and backward for bf16, each at the level of the backend that has kernels for it."""
+    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d)
+    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
+    return driver.to_parts(driver.to_attn(traced.module, wrt), Request(wrt, "gluon", schedule, positive_scale=True))
+
+
+@cache
+def gradients(definition: Definition, d: int, kernel: str, wrt: tuple[str, ...] = GRADIENTS) -> Any:
+    from attn_engine.backends.triton.gluon_ahead import compile_ahead
+
+    return compile_ahead(parts(definition, wrt, d)[1].source, kernel)
+
+
+def check_gradients(compiled: Any, shape: str) -> None:
+    """Two loops in each consumer; exponentials run under the products that started before them."""
+    assert compiled.warnings == ()
+    assert compiled.shared <= 227 * 1024
+    assert "setmaxnreg.inc.sync.aligned.u32 \t240" in compiled.ptx
+    assert len(compiled.loops()) == 4
+    assert all(re.fullmatch(shape, order(loop)) for loop in compiled.loops())
+    assert not any("LDL" in text or "STL" in text for text in compiled.loops()[1])
+
+
+# Scores and their gradients: D/16 products each; dq 4 of D columns, dk and dv 4 each. A consumer holds two loops of
+# them, and the last product of dq, or the scores of the first step of dk and dv.
+@pytest.mark.parametrize("d", [128, 64])
+def test_dq_is_scheduled_without_a_spill(d: int):
+    compiled = gradients(Definition(mask_mod=library.causal), d, "backward_dq")
+    assert compiled.products == 2 * (2 * (2 * d // 16 + 4) + 4)
+    assert compiled.spilled_bytes == 0
+    check_gradients(compiled, "H2E?1E0")
+
+
+@pytest.mark.parametrize("d", [128, 64])
+def test_dk_and_dv_are_scheduled_without_a_spill_in_the_loop(d: int):
+    compiled = gradients(Definition(mask_mod=library.causal), d, "backward_dkdv")
+    assert compiled.products == 2 * (2 * (2 * d // 16 + 8) + d // 16)
+    assert compiled.spilled_bytes < 128
+    check_gradients(compiled, "(HE)+H1H10")
+
+
+def test_a_trained_capture_costs_no_spill():
+    slopes = torch.tensor([0.5, 0.25])
+    definition = Definition(score_mod=library.alibi(slopes), mask_mod=library.causal)
+    compiled = gradients(definition, 64, "backward_dq", (*GRADIENTS, "0"))
+    assert compiled.spilled_bytes == 0 and compiled.warnings == ()
+    assert "atom" in compiled.ptx or "red" in compiled.ptx
+
+
+def test_forward_and_backward_are_texts_of_their_own():
+    found = parts(Definition(mask_mod=library.causal))
+    for part, plan in zip(found, ("forward", "backward"), strict=True):
+        text = part.source
+        assert part.backend.name == "gluon" and SEPARATOR not in text
+        assert emit(Parser(driver.context(), str(part.tiles)).parse_module()) == text
+        assert "warp_specialize" in text and f"def {plan}(" in text
+    assert isinstance(found[1].build(found[1].source)["backward"], Guarded)
+    assert found[1].plain is not None and found[1].plain().backend.name == "triton"
+
+
+def test_a_backward_that_stays_plain_says_why():
+    bias = torch.zeros(1, 2, 64, 64)
+    _, part = parts(Definition(score_mod=lambda s, b, h, q, kv: s + bias[b, h, q, kv]), (*GRADIENTS, "0"), d=64)
+    assert part.backend.name == "triton"
+    assert 'plain = "it adds to a capture\'s gradient score by score"' in str(part.tiles)
+    assert emit_triton(Parser(driver.context(), str(part.tiles)).parse_module()) == part.source
+
+
+def refused(*_: object) -> None:
+    raise PTXASError("-11")
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"), [("async", None), ("async", "k: moves"), ("refused", "a kernel does not assemble (PTXASError)")]
+)
+def test_kernels_that_came_out_badly_are_not_used(monkeypatch: pytest.MonkeyPatch, plan: str, reason: str | None):
+    monkeypatch.setattr(guard, "examine", lambda source: Examination((source,), reason))
+    calls: list[str] = []
+    plans = {"async": lambda *_: calls.append("async"), "refused": refused}
+    guarded = Guarded(plans[plan], "text", lambda: lambda *_: calls.append("plain"))
+    guarded(1)
+    guarded(2)
+    first = ["async"] if plan == "async" else []
+    assert calls == (["async"] * 2 if reason is None else [*first, "plain", "plain"])
+    assert guarded.reason == reason
 
 
 def test_plans_without_kernels_here_go_to_another_backend():

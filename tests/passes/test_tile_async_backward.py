@@ -58,7 +58,7 @@ class Compiled:
 def lower(definition: Definition, dtype: torch.dtype, wrt: tuple[str, ...] = ("q", "k", "v")) -> Any:
     traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=definition.row is None)
     module = driver.to_attn(traced.module, wrt)
-    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2}"
+    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2 tables=true}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return module, list(traced.captures)
 

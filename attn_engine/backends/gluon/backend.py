@@ -1,10 +1,11 @@
-"""The manifest of the Gluon backend: forward kernels with asynchronous copies and products, on Hopper."""
+"""The manifest of the Gluon backend: kernels with asynchronous copies and products, on Hopper."""
 
 from attn_engine.backends.backend import Backend, Level
 from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
 from attn_engine.backends.gluon.examine import examine
-from attn_engine.backends.gluon.legalize import LEGALIZE, PREPARE, SCHEDULE
+from attn_engine.backends.gluon.guard import Guarded
+from attn_engine.backends.gluon.legalize import GRADIENTS, LEGALIZE, PREPARE, RELAX, SCHEDULE
 
 BACKEND = Backend(
     name="gluon",
@@ -14,6 +15,7 @@ BACKEND = Backend(
     build=build,
     check=check,
     examine=examine,
-    plans=("forward",),
     rest="triton",
+    gradients=(*RELAX, *GRADIENTS, *LEGALIZE),
+    guard=Guarded,
 )

@@ -1,7 +1,6 @@
 """What the Gluon backend can take, and the passes that lead from the value level to its text.
 
-The forward kernel becomes a kernel of roles at the async level, and so do those of the backward where all of them can.
-Other plans stay at the value level, and are emitted as plain Triton.
+The forward kernel becomes a kernel of roles at the async level, and so do those of the backward that multiply blocks.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ SCHEDULE = (
     "tile-order-async",
 )
 """The forward kernel to the async level."""
+
+RELAX = ("tile-relax-tanh", "attn-simplify")
+"""Functions of scores as exact as 16-bit kernels need them."""
 
 PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
 """Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks."""
