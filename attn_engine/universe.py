@@ -52,7 +52,6 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),  # type: ignore[dict-item]
     "tile-specialize-warps": _lazy("passes.tile_specialize_warps", "TileSpecializeWarpsPass"),  # type: ignore[dict-item]
-    "tile-merge-loops": _lazy("passes.tile_merge_loops", "TileMergeLoopsPass"),  # type: ignore[dict-item]
     "tile-load-tables": _lazy("passes.tile_load_tables", "TileLoadTablesPass"),  # type: ignore[dict-item]
     "tile-relax-tanh": _lazy("passes.tile_relax_tanh", "TileRelaxTanhPass"),  # type: ignore[dict-item]
     "tile-relax-divide": _lazy("passes.tile_relax_divide", "TileRelaxDividePass"),  # type: ignore[dict-item]

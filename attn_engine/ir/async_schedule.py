@@ -29,7 +29,7 @@ class AsyncSchedule:
     """Keys of a step of dq, queries of a step of dk and dv."""
     dq_stages: int = 4
     dkdv_stages: int = 3
-    table_stages: int = 1
+    table_stages: int = 2
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
     """Warpgroups that compute, 64 queries each."""
@@ -69,19 +69,23 @@ class AsyncSchedule:
         spare = cls.other_registers if channels else cls.least_other_registers
         return cls.needed(keys, channels, columns) + spare <= cls.registers_of(consumers)
 
-    def candidates(self, heads: Heads, reads_keys: bool = False) -> tuple[KernelSchedule, ...]:
+    def candidates(self, heads: Heads, narrow: bool = False, whole: bool = False) -> tuple[KernelSchedule, ...]:
         """Blocks, warps and stages of the forward at the value level, for the passes to start from; the best one first.
 
-        Narrow blocks come first where scores need registers of their own: a captured value for each key, or a
-        table in f32.
+        `narrow` says that few keys are visible to a query, or that scores need registers of their own, `whole` that
+        no block is masked: then narrow heads leave registers for a third consumer.
         """
         size = max(padded(heads.qk), padded(heads.v))
         keys = self.block_n if size <= _WIDE else self.block_n * _WIDE // size
-        stages = 2 * self.stages if size <= _WIDE // 2 else self.stages
+        small = size <= _WIDE // 2
+        stages = 2 * self.stages if small else self.stages
         warps = _WARPS * self.consumers
         wide = KernelSchedule(self.block_m, keys, warps, stages)
-        narrow = KernelSchedule(self.block_m, max(SMALLEST_TILE, keys // 2), warps, stages + 1)
-        return (narrow, wide) if reads_keys or heads.gathered > _HALF_BYTES else (wide, narrow)
+        less = KernelSchedule(self.block_m, max(SMALLEST_TILE, keys // 2), warps, self.stages + 1)
+        if narrow or heads.gathered > _HALF_BYTES:
+            return (less, wide)
+        three = KernelSchedule(3 * WARPGROUP_ROWS, keys, 3 * _WARPS, self.stages)
+        return (three, wide, less) if small and whole and not heads.gathered else (wide, less)
 
     def gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
         """The same for the kernel of dq, or of dk and dv; None for heads that it has no blocks for."""

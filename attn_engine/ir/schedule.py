@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from xdsl.utils.str_enum import StrEnum
@@ -167,9 +168,9 @@ class Schedule:
         for kind in Kind:
             getattr(self, kind.value).validate(kind, arch, heads)
 
-    def divides(self, length: int) -> bool:
-        """Whether every block of every kernel divides a length."""
-        kernels = (self.forward, self.rows, self.dq, self.dkdv)
+    def divides(self, length: int, kinds: Iterable[Kind] = tuple(Kind)) -> bool:
+        """Whether every block of some kernels divides a length."""
+        kernels: list[KernelSchedule] = [getattr(self, kind.value) for kind in kinds]
         return all(length % size == 0 for kernel in kernels for size in (kernel.block_m, kernel.block_n))
 
     def pass_options(self) -> str:

@@ -203,8 +203,6 @@ class TileOrderAsyncPass(ModulePass):
             loop = next(o for o in region.block.ops if isinstance(o, scf.WhileOp))
             body = loop.after_region.block
             loops = [o for o in body.ops if isinstance(o, scf.ForOp)]
-            if len(loops) != 1:
-                raise AsyncUnsupportedError("its roles have several loops over keys: run tile-merge-loops first")
             for block in (body, loops[-1].body.block):
                 round_alone(block)
             if self.pin:

@@ -1,4 +1,4 @@
-"""`tile-peel-block`: one block of keys in front of the loops over the others."""
+"""`tile-peel-block`: one block of keys in front of the last loop over the others."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _skip_first(scope: Before, loops: tuple[scf.ForOp, ...]) -> SSAValue:
 
 
 def peel(forward: Forward) -> None:
-    """Puts the first block, with the body of the first loop, in front of all loops."""
-    loop = forward.loops[0]
+    """Puts the first block, with the body of the first loop, in front of the last loop."""
+    loop, last = forward.loops[0], forward.loops[-1]
     step = step_of(loop.body.block)
-    scope = Before(loop)
-    first = _skip_first(scope, forward.loops)
-    mapping: dict[SSAValue, SSAValue] = dict(zip(loop.body.block.args[1:], loop.iter_args, strict=True))
+    first = _skip_first(Before(loop), forward.loops)
+    scope = Before(last)
+    mapping: dict[SSAValue, SSAValue] = dict(zip(loop.body.block.args[1:], last.iter_args, strict=True))
     mapping[step.start] = first
     ends = yields(loop.body.block).operands
     for op in _slice_ops(loop, list(ends), {step.start}):
@@ -74,7 +74,7 @@ def peel(forward: Forward) -> None:
             scope.add(op.clone(value_mapper=mapping))
         else:
             mapping[op.results[0]] = zero
-    loop.operands = [loop.lb, loop.ub, loop.step, *(mapping.get(end, end) for end in ends)]
+    last.operands = [last.lb, last.ub, last.step, *(mapping.get(end, end) for end in ends)]
 
 
 def _zero_times(op: Operation, mapping: dict[SSAValue, SSAValue]) -> SSAValue | None:
@@ -94,8 +94,9 @@ def _zero_times(op: Operation, mapping: dict[SSAValue, SSAValue]) -> SSAValue | 
 class TilePeelBlockPass(ModulePass):
     """Takes the first block of keys, whichever loop it belongs to, out of the loops of a forward kernel.
 
-    It runs the body of the first loop, which evaluates the mask and is right for any block; without a visible
-    block it runs on masked keys. The loops can then start the work of a block before the end of the one before.
+    The block comes after all loops but the last, which usually have nothing left to do: a causal mask cuts one
+    block. It runs the body of the first loop, which evaluates the mask and is right for any block; without
+    a visible block it runs on masked keys. The last loop can then start the work of a block before the end of the one before.
 
     ```
     %m1, %acc1 = scf.for %n0 = %lo to %hi step %n iter_args(%m = %m0, %acc = %zero) { masked body }
@@ -104,8 +105,8 @@ class TilePeelBlockPass(ModulePass):
     becomes
     ```
     %first = arith.select %some, %lo, %full_lo
-    masked body with %n0 = %first, %m = %m0, %acc = %zero
-    %m1, %acc1 = scf.for %n0 = %second to %hi step %n iter_args(...) { masked body }
+    %m1, %acc1 = scf.for %n0 = %second to %hi step %n iter_args(%m = %m0, %acc = %zero) { masked body }
+    masked body with %n0 = %first, %m = %m1, %acc = %acc1
     %m2, %acc2 = scf.for %n0 = %full_lo to %full_hi step %n iter_args(...) { body }
     ```
     """

@@ -23,7 +23,7 @@ from attn_engine import pipelines
 from attn_engine.backends.backend import Backend, Level, Plan, get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.ir.schedule import Schedule
+from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
@@ -107,10 +107,16 @@ def signature(module: ModuleOp) -> Signature:
     return Signature(len(online.outputs), len(online.saved), gradients, captures)
 
 
+def _kinds(module: ModuleOp) -> list[Kind]:
+    """The kernels that the functions of a module become."""
+    backward = [any(isinstance(o, attn.BackwardOp) for o in function.walk()) for function in functions(module)]
+    return [kind for kind in Kind if (kind is not Kind.FORWARD) in backward]
+
+
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
     flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
-    flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple)
+    flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     convert = convert_spec(request.schedule, {**flags, "tables": backend.level in (Level.VALUE, Level.ASYNC)})
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))

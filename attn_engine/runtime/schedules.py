@@ -16,6 +16,8 @@ from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Kind, Length, Schedule
+from attn_engine.passes.attn_analyze_mask import analyze_mask
+from attn_engine.passes.simplify_constants import constant_of
 from attn_engine.runtime.devices import Target
 
 _LARGE, _SMALL = KernelSchedule(256, 256, 1, 1), KernelSchedule(64, 64, 1, 1)
@@ -26,6 +28,10 @@ CPU_SHORT = Schedule(forward=_SMALL, rows=_SMALL, dq=_SMALL, dkdv=_SMALL)
 
 OLDEST = "sm_80"
 """Stands for a device that is not in the table."""
+
+
+_ENDS = 4
+"""Positions that say where one range of keys is visible, and where whole blocks of it are."""
 
 
 def convert_spec(schedule: Schedule, flags: Mapping[str, bool]) -> str:
@@ -63,7 +69,18 @@ def candidate_schedules(
 
 def _async_forwards(module: ModuleOp) -> tuple[KernelSchedule, ...]:
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    return AsyncSchedule().candidates(heads_of(module), _reads_keys(op))
+    masked = op.mask is not None and bool(op.mask.blocks)
+    return AsyncSchedule().candidates(heads_of(module), (masked and _is_banded(module)) or _reads_keys(op), not masked)
+
+
+def _is_banded(module: ModuleOp) -> bool:
+    """Whether the visible keys of a block of queries start elsewhere than at the first key, or lie in several ranges."""
+    copy = module.clone()
+    for op in [o for o in copy.walk() if isinstance(o, attn.AttentionOp)]:
+        analyze_mask(op)
+    op = next(o for o in copy.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
+    end = op.blocks.block.last_op if op.blocks is not None and op.blocks.blocks else None
+    return end is not None and (len(end.operands) > _ENDS or constant_of(end.operands[0]) != 0)
 
 
 def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:

@@ -51,15 +51,14 @@ def order(loop: list[str]) -> str:
     return re.sub(r"(.)\1+", r"\1", "".join(names))
 
 
-def check(compiled: Any, products: int) -> None:
-    """Per consumer: one loop, in which the exponentials of each kind of block run under the output of the block before."""
+def check(compiled: Any, products: int, loops: int = 2, registers: int = 240) -> None:
+    """Per consumer: a loop over masked blocks as they come, and the overlapped one with the exponentials under the output."""
     assert compiled.products == products
     assert compiled.warnings == ()
     assert compiled.shared <= 227 * 1024
-    assert "setmaxnreg.inc.sync.aligned.u32 \t240" in compiled.ptx
-    loops = compiled.loops()
-    assert len(loops) == 2
-    assert all(order(loop) == "H1E0" for loop in loops)
+    assert f"setmaxnreg.inc.sync.aligned.u32 \t{registers}" in compiled.ptx
+    found = [order(loop) for loop in compiled.loops()]
+    assert found[:loops] == ["H0EH0", "H1E0"][-loops:]
 
 
 def moves(compiled: Any) -> int:
@@ -67,27 +66,28 @@ def moves(compiled: Any) -> int:
     return max(sum("LDL" in text or "STL" in text for text in loop) for loop in compiled.loops())
 
 
-# A step has D/16 products for the scores and 8 for the output of D columns; a consumer holds two steps.
+# A step has D/16 products for the scores and 8 for the output of D columns; a consumer holds three steps.
 @pytest.mark.parametrize(("name", "d"), [("causal", 128), ("causal", 64), ("window", 128)])
 def test_softmax_is_scheduled_without_a_spill_in_the_loop(name: str, d: int):
     mask = library.causal if name == "causal" else library.sliding_window(1024)
     compiled = assembly(Definition(mask_mod=mask), d)
-    check(compiled, products=2 * 2 * (d // 16 + 8))
+    check(compiled, products=72 if name == "window" else 2 * 3 * (d // 16 + 8))
     assert moves(compiled) == 0
 
 
 def test_a_row_function_without_states_is_pinned():
     compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
-    check(compiled, products=64)
-    assert len(compiled.loops()[0]) < 1300  # two kinds of blocks, without a division in any
+    check(compiled, products=96)
+    assert len(compiled.loops()[1]) < 520  # no division in it
 
 
 def test_a_soft_cap_costs_five_instructions_a_score():
     """Two of them on the unit for functions: an exponential and a reciprocal."""
     compiled = assembly(Definition(score_mod=library.soft_cap(20.0), mask_mod=library.causal), 128)
-    check(compiled, products=64)
+    check(compiled, products=96)
     assert moves(compiled) < 16
-    assert sum("MUFU.RCP" in text for text in compiled.loops()[0]) == 2 * 64
+    assert sum("MUFU.RCP" in text for text in compiled.loops()[1]) == 64
+    assert len(compiled.loops()[1]) < 900
 
 
 BIAS = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)
@@ -100,11 +100,11 @@ def test_captures_of_scores_and_keys_do_not_spill_in_the_loop(name: str):
         Definition(score_mod=library.bias(BIAS)) if name == "table" else Definition(mask_mod=library.document(IDS))
     )
     compiled = assembly(definition, 128)
-    check(compiled, products=64 if name == "table" else 48)
+    check(compiled, products=96 if name == "table" else 72)
     assert moves(compiled) < 24
 
 
-@pytest.mark.parametrize(("d", "products"), [(256, 80), (96, 64)])
+@pytest.mark.parametrize(("d", "products"), [(256, 120), (96, 96)])
 def test_other_heads(d: int, products: int):
     """Heads of 256 channels read queries from shared memory, through which the output leaves too."""
     compiled = assembly(Definition(mask_mod=library.causal), d)
@@ -112,11 +112,18 @@ def test_other_heads(d: int, products: int):
     assert moves(compiled) < 24
 
 
+def test_three_consumers_share_the_registers():
+    """Heads of 64 channels without a mask: 192 queries of a block, 160 registers a thread."""
+    compiled = assembly(Definition(), 64)
+    check(compiled, products=108, registers=160)
+    assert moves(compiled) == 0
+
+
 def test_the_finding_is_kept_with_its_reason():
     from attn_engine.backends.gluon.examine import Finding, findings
 
     (found,) = findings(emit(module(Definition(mask_mod=library.causal))))
-    assert (found.products, found.spilled_bytes, found.reason) == (64, 0, None)
+    assert (found.products, found.spilled_bytes, found.reason) == (96, 0, None)
     assert "no spills" in str(found)
     assert findings(emit(module(Definition(mask_mod=library.causal)))) == [found]
     assert "serialises" in str(Finding("k", 64, 0, 0, "wgmma").reason)

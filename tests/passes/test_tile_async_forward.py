@@ -183,7 +183,7 @@ def test_schedules(name: str, shape: str):
 def test_tables_are_copied_in_blocks():
     """No element is gathered; the batch is the inner axis of the tiles, for all of it reads the same table."""
     text = str(scheduled("table"))
-    assert "tile.gather" not in text and text.count("tile.async_load %table_copies") == 2
+    assert "tile.gather" not in text and text.count("tile.async_load %table_copies") == 3
     assert "tile.part" in text and re.search(r"%h\S* = arith.divsi %head\S*, %batch", text)
     check("table", (3, 4, 2), (200, 300), range(2))
 

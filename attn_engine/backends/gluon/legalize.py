@@ -15,7 +15,6 @@ SCHEDULE = (
     "tile-schedule-grid",
     "tile-pipeline",
     "tile-specialize-warps",
-    "tile-merge-loops",
     "tile-order-async",
 )
 """The forward kernel to the async level."""

@@ -13,7 +13,8 @@
 // CHECK: tile.barrier_wait %q_full[{{.*}}], %tile_parity
 // CHECK-NEXT: tile.read %q
 // CHECK-NEXT: tile.proxy_fence
-// CHECK: %stage{{.*}} = arith.remsi %count{{.*}}, %c2
+// CHECK: [[PART:%.*]], [[COUNT:%.*]] = scf.for
+// CHECK: %stage{{.*}} = arith.remsi [[COUNT]], %c2
 // CHECK: [[SLOT:%k.*]] = tile.slot %ks[[[STAGE:%.*]]]
 // CHECK-NEXT: tile.barrier_expect %k_full[[[STAGE]]], 2048
 // CHECK-NEXT: tile.async_load %k_copies[%b, %h, %first{{.*}}], [[SLOT]], %k_full[[[STAGE]]]
@@ -22,8 +23,6 @@
 // CHECK-NEXT: [[PENDING:%.*]] = tile.async_dot {{.*}}, [[TURNED]] layout <8x1, 64>
 // CHECK-NEXT: tile.wait 0, [[PENDING]]
 // CHECK: tile.dot_operand
-// CHECK: [[COUNT:%.*]] = arith.addi %count
-// CHECK: scf.for {{.*}} = [[COUNT]])
 // CHECK: tile.async_store_wait 0
 // CHECK: %o_slot = tile.slot %os
 // CHECK-NEXT: tile.write {{.*}}, %o_slot
