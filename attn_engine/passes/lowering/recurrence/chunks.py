@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import SSAValue
 
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, close, loop
@@ -60,3 +61,8 @@ def each_chunk(
     if splits > 1:
         parts = setting.plan.scope.value(setting.plan.scope.times(parts, splits, "programs"))
     setting.kernels.append(kernel.launch([parts, sizes.heads, sizes.sequences]))
+
+
+def staged(op: scf.ForOp, stages: int) -> None:
+    """Loads of this loop run ahead even where no product reads them."""
+    op.attributes["num_stages"] = IntegerAttr(stages, i64)

@@ -8,11 +8,13 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import FORGOTTEN, LOG2_E
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
 
+STAGES = 2
 TOKENS = 512
 """Tokens per step of the running sum."""
 COLUMNS = 32
@@ -40,7 +42,8 @@ class TokenGradients:
         self.view = view = View(sizes, kernel, h, n)
         blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(TOKENS)), "blocks").result
         start = self._end_states(scope) if op.states else scope.real(0.0)
-        _, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
+        steps, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
+        staged(steps, STAGES)
         at = body.minus(body.minus(blocks, 1, "last"), c, "block")
         t0 = body.value(body.plus(view.begin, body.times(at, TOKENS, "t0"), "t0"))
         close(body, [self._block(body, t0, later)])
@@ -127,7 +130,8 @@ class ChannelGradients:
             view.head(operand)
         blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(WIDE_ROWS)), "blocks").result
         start = self._end_states(scope) if op.states else scope.splat([self.head.tile], 0.0, "later")
-        _, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
+        steps, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
+        staged(steps, STAGES)
         at = body.minus(body.minus(blocks, 1, "last"), c, "block")
         t0 = body.value(body.plus(view.begin, body.times(at, WIDE_ROWS, "t0"), "t0"))
         close(body, [self._block(body, t0, later)])

@@ -22,6 +22,7 @@ from xdsl.ir import SSAValue
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chain import Chain
+from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, State, View, channels_of, padded
@@ -112,6 +113,8 @@ class Sweep:
         state = self._start(scope, outputs, pieces, piece)
         carried = [state] if outputs is not None else [state, self._no_decay(scope)]
         op, body, c, inside = loop(scope, lo, hi, 1, carried, "c")
+        if walk.dot is not None and outputs is not None:
+            staged(op, form.num_stages)
         last = body.minus(body.plus(lo, hi, "last"), 1, "last") if walk.reverse else 0
         at = body.minus(last, c, "c") if walk.reverse else c
         t0 = body.value(body.plus(view.begin, body.times(at, form.chunk, "t0"), "t0"))
