@@ -38,7 +38,9 @@ class Chosen:
     refused: tuple[tuple[Way, str], ...] = ()
 
     def lines(self) -> list[str]:
-        return [*(f"not {way}: {reason}" for way, reason in self.refused), f"taken: {self.way}"]
+        plans = {name: getattr(plan, "reason", None) for name, plan in self.compiled.plans.items()}
+        plain = [f"{name}: plain kernels: {reason}" for name, reason in plans.items() if reason is not None]
+        return [*(f"not {way}: {reason}" for way, reason in self.refused), f"taken: {self.way}", *plain]
 
 
 def first_that_runs(

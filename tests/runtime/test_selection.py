@@ -23,10 +23,13 @@ def way(backend: str, keys: int) -> Way:
 WAYS = [way("gluon", 128), way("gluon", 64), way("triton", 64)]
 
 
+PLANS = {"forward": print, "backward": SimpleNamespace(reason="it spills")}
+
+
 def build(chosen: Way) -> Compiled:
     if chosen is WAYS[0]:
         raise AsyncUnsupportedError("its blocks need too much")
-    return cast(Compiled, SimpleNamespace(way=chosen))
+    return cast(Compiled, SimpleNamespace(way=chosen, plans=PLANS))
 
 
 def test_the_first_that_runs_is_taken():
@@ -34,7 +37,8 @@ def test_the_first_that_runs_is_taken():
     assert found.way is WAYS[1]
     assert [w for w, _ in found.refused] == WAYS[:1]
     assert "its blocks need too much" in found.lines()[0]
-    assert found.lines()[-1] == "taken: gluon, forward in blocks of 128 queries and 64 keys, 8 warps, 2 stages"
+    assert found.lines()[1] == "taken: gluon, forward in blocks of 128 queries and 64 keys, 8 warps, 2 stages"
+    assert found.lines()[2:] == ["backward: plain kernels: it spills"]
 
 
 def test_what_an_assembler_undoes_is_not_taken():
