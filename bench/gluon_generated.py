@@ -21,6 +21,7 @@ import attn_engine
 from attn_engine import library
 from attn_engine.backends.backend import get_backend
 from bench.timing import interleaved
+from bench.warm import side_by_side
 
 SPEED = ((4, 32, 4096), (1, 32, 16384))
 SHAPES = (((2, 4, 2), (1000, 777)), ((1, 2, 2), (129, 300)), ((1, 3, 1), (512, 512)))
@@ -37,10 +38,15 @@ class Case:
     row: Callable[..., Any] | None = None
     d: int = 128
     dtype: torch.dtype = torch.bfloat16
+    dv: int | None = None
+    """Channels of values, if other than `d`."""
 
 
 def cases() -> list[Case]:
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device="cuda")
+    table = torch.randn(4, 1000, 784, device="cuda")
+    documents = torch.arange(1000, device="cuda") // 130
+    sinks = library.or_masks(library.sliding_window(200), library.and_masks(library.causal, _first_keys))
     return [
         Case("full"),
         Case("causal", mask_mod=library.causal),
@@ -52,13 +58,28 @@ def cases() -> list[Case]:
         Case("alibi", score_mod=library.alibi(slopes), mask_mod=library.causal),
         Case("soft cap", score_mod=library.soft_cap(20.0)),
         Case("sigmoid", row=library.sigmoid, mask_mod=library.causal),
+        Case("relu", row=library.relu, mask_mod=library.causal),
+        Case("first keys", mask_mod=sinks),
+        Case("documents", mask_mod=library.and_masks(library.causal, library.document(documents))),
+        Case("table bf16", score_mod=library.bias(table.bfloat16())),
+        Case("table f32", score_mod=library.bias(table), mask_mod=library.causal),
+        Case("table D64", score_mod=library.bias(table.bfloat16()), d=64),
+        Case("causal D96", mask_mod=library.causal, d=96),
+        Case("causal D256", mask_mod=library.causal, d=256),
+        Case("cap D256", score_mod=library.soft_cap(20.0), d=256),
+        Case("192 and 128", mask_mod=library.causal, d=192, dv=128),
+        Case("128 and 256", d=128, dv=256),
     ]
+
+
+def _first_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx < 4
 
 
 def inputs(case: Case, heads: tuple[int, int, int], sizes: tuple[int, int]) -> list[Tensor]:
     (batch, q_heads, kv_heads), (sq, skv) = heads, sizes
     q = torch.randn(batch, q_heads, sq, case.d, device="cuda")
-    k, v = (torch.randn(batch, kv_heads, skv, case.d, device="cuda") for _ in range(2))
+    k, v = (torch.randn(batch, kv_heads, skv, d, device="cuda") for d in (case.d, case.dv or case.d))
     return [x.to(case.dtype) for x in (q, k, v)]
 
 
@@ -97,6 +118,14 @@ def check(case: Case) -> bool:
 def relative(got: Tensor, want: Tensor) -> float:
     error = float((got.double() - want).norm() / want.norm())
     return error if error == error else float("inf")
+
+
+def warm(number: int) -> None:
+    """Compiles what `check` runs."""
+    case = cases()[number]
+    attn_engine.compile(score_mod=case.score_mod, mask_mod=case.mask_mod, row=case.row, backend="gluon")(
+        *inputs(case, *SHAPES[0])
+    )
 
 
 def check_gradients() -> bool:
@@ -147,7 +176,9 @@ def main() -> int:
         print(available.reason)
         return 2
     torch.manual_seed(0)
-    results = [*(check(case) for case in cases()), check_gradients()]
+    known = cases()
+    side_by_side(warm, range(len(known)))
+    results = [*(check(case) for case in known), check_gradients()]
     if not arguments.no_speed:
         measure()
     return 0 if all(results) else 1

@@ -88,13 +88,9 @@ def cases() -> list[Case]:
     rows = partial(attn_engine.compile, mask_mod=library.causal)
     causal = library.causal
     return [
-        *(_softmax(True, d) for d in (64, 96, 128, 256)),
-        _softmax(True, 192, 128),
-        *(_softmax(False, d) for d in (64, 128)),
         _custom("ALiBi, window 1024", banded, alibi, in_window),
         _custom("soft-cap 20, causal", triangle, soft_cap, causal),
         _custom("8 documents, causal", 8 * eighth * (eighth + 1) // 2, None, same_document),
-        _custom("window 1024, 4 first keys", banded + 4 * (S - window), None, with_first_keys),
         _custom("dense bias", S * S, add_bias),
         Case(
             "causal, a sink per head (peer without)",
@@ -102,6 +98,10 @@ def cases() -> list[Case]:
             lambda: flex(None, causal),
             triangle,
         ),
+        _custom("window 1024, 4 first keys", banded + 4 * (S - window), None, with_first_keys),
+        *(_softmax(True, d) for d in (64, 96, 128, 256)),
+        _softmax(True, 192, 128),
+        *(_softmax(False, d) for d in (64, 128)),
         Case("sigmoid, causal", lambda b: rows(row=library.sigmoid, backend=b), None, triangle),
         Case("relu, causal", lambda b: rows(row=library.relu, backend=b), None, triangle),
     ]
