@@ -127,22 +127,24 @@ def measure(names: list[str]) -> None:
         print(f"{name:14}B{batch} H{heads} S{size} D{d} bf16: {text} TFLOP/s", flush=True)
 
 
-def warm(job: tuple[str, str, int]) -> str:
-    """Compiles what one check or measurement needs."""
-    who, name, d = job
+def warm(job: tuple[str, str, int, tuple[int, int]]) -> str:
+    """Compiles what one check or measurement needs; strides that 16 divides are one case, others another."""
+    who, name, d, sizes = job
     functorch.donated_buffer = False  # a graph is run backward more than once
     case, start = cases(4, d)[name], time.perf_counter()
-    operands = inputs(case, (4, 4, 4), (4096, 4096))
+    operands = inputs(case, (4, 4, 4), sizes)
     run = flex(case, operands) if who == "flex" else backward_of(compiled(case, who), operands)
     run()
-    return f"{who} {name} {d}: {time.perf_counter() - start:.0f} s"
+    return f"{who} {name} {d} {sizes[0]}: {time.perf_counter() - start:.0f} s"
 
 
 def warm_all(processes: int, names: list[str], speed: bool) -> None:
     backends = ("gluon", "triton", "flex") if speed else ("gluon",)
     without = ("trained alibi", "sigmoid", "window", "prefix")
-    jobs = [(who, name, 128) for who in backends for name in names if who != "flex" or name not in without]
-    jobs += [(who, "causal", 64) for who in backends if "causal" in names]
+    wanted = [(who, name, 128) for who in backends for name in names if who != "flex" or name not in without]
+    wanted += [(who, "causal", 64) for who in backends if "causal" in names]
+    lengths = ((4096, 4096),) if speed else ((4096, 4096), (1000, 777))
+    jobs = [(*job, sizes) for sizes in lengths for job in wanted]
     with get_context("spawn").Pool(processes) as pool:
         print("; ".join(pool.map(warm, jobs, chunksize=1)), flush=True)
 
