@@ -15,7 +15,7 @@ from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
 
 STAGES = 2
-TOKENS = 512
+TOKENS = 2048
 """Tokens per step of the running sum."""
 COLUMNS = 32
 ROWS = 64
@@ -36,7 +36,7 @@ class TokenGradients:
         given = op.decay if op.decay is not None else op.weight
         assert given is not None
         sizes = Sizes(setting, [given], op.bounds)
-        self.kernel = kernel = Kernel(f"{setting.plan.name}_tokens", setting.plan, Blocks(TOKENS, TOKENS, 4, 1))
+        self.kernel = kernel = Kernel(f"{setting.plan.name}_tokens", setting.plan, Blocks(TOKENS, TOKENS, 8, 1))
         scope = kernel.scope
         h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
         self.view = view = View(sizes, kernel, h, n)
