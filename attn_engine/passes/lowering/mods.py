@@ -7,23 +7,27 @@ through the mods. Other mods are applied where an operand is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from attn_engine.dialects import attn, tile
-from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
+from attn_engine.passes.lowering.frame import Frame, Operands, cast, combine, present, spread
 from attn_engine.passes.lowering.gradients import flush, target_of
-from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, Plan
+from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, Plan, close, loop
 from attn_engine.passes.lowering.program import Bound, Program
+from attn_engine.passes.lowering.scope import Scope
 
 MODS = {"q": "query", "k": "key", "v": "value"}
 INDICES = 4
 ELEMENTS = 2048
 """Of a block of rows with all of their channels: a mod is long scalar code, and its values should stay in registers."""
 FEWEST_ROWS = 16
+BLOCKS_PER_SUM = 16
+"""Blocks of rows that a program goes through before it adds to gradients that all rows share: adding is slow."""
 
 
 def reads_row(region: Region | None) -> bool:
@@ -95,16 +99,17 @@ class Mods:
         sizes = [self.operands.batch, self._heads(name), self._length(name), scope.value(head.size)]
         return scope.add(tile.AllocOp(sizes, tile.GlobalType(4, element)), hint).result
 
-    def _begin(self, name: str, hint: str) -> _RowKernel:
+    def _begin(self, name: str, hint: str, times: int = 1) -> _RowKernel:
+        """A kernel whose programs own `times` blocks of rows each, at the first of them."""
         rows = self._rows(name)
         kernel = Kernel(f"{self.name}_{hint}", self.plan, Blocks(rows, self._head(name).tile, 4, 1))
         i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
         frame = Frame(self.operands, kernel, 0, b, h, h)
-        row0 = kernel.scope.value(kernel.scope.times(i, rows, "row0"))
-        return _RowKernel(name, frame, row0, kernel.take(self._length(name)), self._head(name))
+        row0 = kernel.scope.value(kernel.scope.times(i, rows * times, "row0"))
+        return _RowKernel(frame, kernel.scope, row0, kernel.take(self._length(name)), self._head(name))
 
-    def _launch(self, name: str, kernel: Kernel) -> None:
-        blocks = self.operands.blocks(self._length(name), self._rows(name), f"{name}_blocks")
+    def _launch(self, name: str, kernel: Kernel, times: int = 1) -> None:
+        blocks = self.operands.blocks(self._length(name), self._rows(name) * times, f"{name}_blocks")
         self.kernels.append(kernel.launch([blocks, self._heads(name), self.operands.batch]))
 
     def _modify(self, name: str, block: Block, target: SSAValue) -> None:
@@ -114,24 +119,66 @@ class Mods:
         self._launch(name, own.frame.kernel)
 
     def _carry(self, name: str, block: Block) -> None:
-        own = self._begin(name, f"d{name}_mod")
+        """Sums of the gradients of what all rows read alike are kept until a program has seen all of its rows."""
+        kept = shared_by_rows(block)
+        times = BLOCKS_PER_SUM if kept else 1
+        own = self._begin(name, f"d{name}_mod", times)
+        kernel, scope = own.frame.kernel, own.scope
+        if not kept:
+            self._carry_rows(own, name, block, [])
+        else:
+            sums = [scope.splat([own.head.tile], 0.0, "d") for _ in kept]
+            end = scope.smaller(scope.plus(own.row0, self._rows(name) * times), own.limit, "end")
+            op, inner, row0, inside = loop(scope, own.row0, end, self._rows(name), sums, "row0")
+            found = self._carry_rows(replace(own, scope=inner, row0=row0), name, block, kept)
+            close(
+                inner,
+                [
+                    combine(inner, arith.AddfOp, Bound(x, (0,)), y, tile.shape_of(x), "d")
+                    for x, y in zip(inside, found, strict=True)
+                ],
+            )
+            own.flush(block, dict(zip(kept, op.results, strict=True)))
+        self._launch(name, kernel, times)
+
+    def _carry_rows(self, own: _RowKernel, name: str, block: Block, kept: Sequence[int]) -> list[Bound]:
+        """One block of rows; the sums over its rows of the contributions that are kept."""
+        own = replace(own, elements=[], sources=[])
         program = own.program([f"d{name}", name])
         result = own.inline(program, block)
         if f"d{name}" in self.plan.args:
             own.store(program, result, self.plan.args[f"d{name}"])
-        frame, scope = own.frame, own.frame.kernel.scope
-        for contribution in program.contributions:
+        frame, scope = own.frame, own.scope
+        sums: list[Bound] = []
+        for n, contribution in enumerate(program.contributions):
             (value,) = frame.run(program, scope, [contribution.value])
-            flush(frame, scope, target_of(frame, scope, program, contribution), value, frame.shape)
-        self._launch(name, frame.kernel)
+            if n in kept:
+                whole = spread(scope, value, frame.shape)
+                sums.append(Bound(scope.add(tile.ReduceOp(tile.Reduction.SUM, whole, 0), "d").result, (0,)))
+            else:
+                flush(frame, scope, target_of(frame, scope, program, contribution), value, frame.shape)
+        return sums
+
+
+def shared_by_rows(block: Block) -> list[int]:
+    """The contributions, by their numbers, whose place does not depend on the position of the row."""
+    position = block.args[sum(a.type == f32 for a in block.args) + 2]
+    moving: set[SSAValue] = {position}
+    adds: list[attn.AccumulateGradOp] = []
+    for op in block.ops:
+        if moving.intersection(op.operands):
+            moving.update(op.results)
+        if isinstance(op, attn.AccumulateGradOp):
+            adds.append(op)
+    return [n for n, add in enumerate(adds) if not moving.intersection(add.indices)]
 
 
 @dataclass
 class _RowKernel:
     """A block of rows of one operand with all of its channels."""
 
-    name: str
     frame: Frame
+    scope: Scope
     row0: SSAValue
     limit: SSAValue
     head: Head
@@ -141,12 +188,10 @@ class _RowKernel:
 
     def program(self, names: Sequence[str]) -> Program:
         """A program with an element of each of these, loaded from the operand or from a gradient."""
-        frame, scope = self.frame, self.frame.kernel.scope
+        frame, scope = self.frame, self.scope
         program = frame.program(covered=False)
         for name in names:
-            memory = frame.operands.targets.get(name, frame.operands.plan.args.get(name))
-            assert memory is not None
-            source = frame.kernel.take(memory)
+            source = self._memory(name)
             limits = frame.limits(self.limit)
             if self.head.padded:
                 limits[1] = scope.value(self.head.size)
@@ -159,6 +204,11 @@ class _RowKernel:
         frame.inside(program, self.index, self.limit, self.head)
         return program
 
+    def _memory(self, name: str) -> SSAValue:
+        memory = self.frame.operands.targets.get(name, self.frame.operands.plan.args.get(name))
+        assert memory is not None
+        return self.frame.kernel.take(memory)
+
     def inline(self, program: Program, block: Block) -> SSAValue:
         """What a region yields; other channels are read from memory."""
         expanded = expand_channels(block)
@@ -166,8 +216,23 @@ class _RowKernel:
         program.row_index = self.index[:3]
         return program.inline(expanded, [*self.elements, *self.index]).operands[0]
 
+    def flush(self, block: Block, sums: Mapping[int, SSAValue]) -> None:
+        """Adds sums per channel to the gradients that contributions name, at places that no row decides."""
+        frame, scope = self.frame, self.scope
+        program = frame.program(covered=False)
+        nothing = program.argument(Bound(frame.take("scale")), "unused")
+        index = frame.channel_index(program, scope, frame.h, self.row0, frame.shape[0], self.head)
+        elements = [nothing for a in block.args if a.type == f32]
+        sources = [frame.take("q") for _ in elements]
+        # Any head stands for the position, on which no place depends.
+        own = replace(self, elements=elements, sources=sources, index=[index[0], index[1], index[1], index[3]])
+        own.inline(program, block)
+        for n, value in sums.items():
+            target = target_of(frame, scope, program, program.contributions[n])
+            flush(frame, scope, target, Bound(value, (1,)), frame.shape)
+
     def store(self, program: Program, value: SSAValue, target: SSAValue) -> None:
-        frame, scope = self.frame, self.frame.kernel.scope
+        frame, scope = self.frame, self.scope
         memory = frame.kernel.take(target)
         (found,) = frame.run(program, scope, [cast(program, value, tile.element_of(memory))])
         limits = frame.limits(self.limit) | ({1: scope.value(self.head.size)} if self.head.padded else {})
