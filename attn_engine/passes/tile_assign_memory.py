@@ -103,8 +103,8 @@ def _dot(memory: Memory, op: tile.DotOp) -> None:
     warps = _number(memory.kernel, "num_warps", 4)
     rows = tile.shape_of(op.acc)[0]
     gemm = GemmOp(
-        memory.in_shared(a.buffer) if a.transposed else a.buffer,
-        memory.in_shared(b.buffer),
+        memory.to_shared(_untransposed(op.a), a.buffer) if a.transposed else a.buffer,
+        memory.to_shared(_untransposed(op.b), b.buffer),
         target,
         transpose_a=a.transposed,
         transpose_b=b.transposed,
@@ -113,6 +113,11 @@ def _dot(memory: Memory, op: tile.DotOp) -> None:
     )
     memory.insert(gemm)
     memory.share(op.result)
+
+
+def _untransposed(value: SSAValue) -> SSAValue:
+    """The value that an operand is, or is the transpose of."""
+    return value.owner.value if isinstance(value.owner, tile.TransposeOp) else value
 
 
 def _reduce(memory: Memory, op: tile.ReduceOp) -> None:
@@ -129,10 +134,7 @@ def _reduce(memory: Memory, op: tile.ReduceOp) -> None:
 
 
 def _for(memory: Memory, op: scf.ForOp) -> None:
-    stages = _number(memory.kernel, "num_stages", 1)
-    if memory.pipelined is op:
-        memory.free.clear()  # its copies may run while the loops before it do
-    convert_for(memory, op, _convert, stages if memory.pipelined in (None, op) else 1)
+    convert_for(memory, op, _convert, _number(memory.kernel, "num_stages", 1))
 
 
 def _if(memory: Memory, op: scf.IfOp) -> None:
@@ -173,14 +175,15 @@ def _convert(memory: Memory, block: Block) -> None:
     memory.at = outer
 
 
-def _last_with_loads(kernel: tile.KernelOp) -> scf.ForOp | None:
-    """The loop that reads blocks which need no mask, if there are any."""
+def _loops_that_load(kernel: tile.KernelOp) -> int:
     loops = [o for o in kernel.walk() if isinstance(o, scf.ForOp)]
-    return next((o for o in reversed(loops) if any(isinstance(i, tile.LoadOp) for i in o.body.block.ops)), None)
+    return sum(any(isinstance(inner, tile.LoadOp) for inner in loop.body.block.ops) for loop in loops)
 
 
 def _convert_kernel(kernel: tile.KernelOp, warp_size: int, one_pipeline: bool) -> None:
-    memory = Memory(kernel, pipelined=_last_with_loads(kernel) if one_pipeline else None)
+    if one_pipeline and _loops_that_load(kernel) > 1:
+        kernel.attributes["num_stages"] = IntegerAttr(1, i64)
+    memory = Memory(kernel)
     _convert(memory, kernel.body.block)
     for op in memory.dead:
         op.detach()
@@ -224,7 +227,7 @@ class TileAssignMemoryPass(ModulePass):
     """Threads of one warp; `num_warps` of them make `threads`."""
 
     one_pipeline: bool = False
-    """Gives stages only to the last loop of a kernel that loads: that over blocks which need no mask."""
+    """Gives loops stages only in kernels with one loop that loads, for targets that refuse or misplace a second."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:

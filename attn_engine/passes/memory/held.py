@@ -56,11 +56,11 @@ class Memory:
     """The buffers of a kernel under conversion. New ops go before `at`."""
 
     kernel: tile.KernelOp
-    pipelined: Operation | None = None
-    """The only loop that may have stages, where one alone may."""
     held: dict[SSAValue, Held] = field(default_factory=dict[SSAValue, Held])
     shared: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Of fragments that products read from shared memory: the copy there, by fragment."""
+    copied: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Values whose copy in shared memory was made with them."""
     preferred: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Buffers of loop carries that a value of the loop's body is best written to."""
     allocs: list[Operation] = field(default_factory=list[Operation])
@@ -124,10 +124,6 @@ class Memory:
         elif (source := self.buffer(value)) is not buffer:
             self.insert(CopyOp(source, buffer))
 
-    def in_shared(self, buffer: SSAValue) -> SSAValue:
-        """The same in shared memory, for a product."""
-        return self.shared[buffer] if is_fragment(buffer) else buffer
-
     def share(self, value: SSAValue) -> None:
         """Copies a fragment that a product reads as right operand or as a transpose to shared memory, once."""
         buffer = self.buffer(value)
@@ -135,13 +131,17 @@ class Memory:
             if buffer not in self.shared:
                 self.shared[buffer] = self._alloc_shared(value)
             self.insert(CopyOp(buffer, self.shared[buffer]))
+            self.copied.add(value)
 
     def to_shared(self, value: SSAValue, buffer: SSAValue) -> SSAValue:
-        """The same in shared memory: its own, the copy that is there, or a new one."""
-        if is_fragment(buffer) and buffer not in self.shared:
-            self.shared[buffer] = self._alloc_shared(value)
-            self.insert(CopyOp(buffer, self.shared[buffer]))
-        return self.in_shared(buffer)
+        """The same in shared memory: its own buffer, the copy made with it, or one made now (of what a loop carries, say)."""
+        if not is_fragment(buffer):
+            return buffer
+        if value in self.copied:
+            return self.shared[buffer]
+        shared = self._alloc_shared(value)
+        self.insert(CopyOp(buffer, shared))
+        return shared
 
     def _alloc_shared(self, value: SSAValue) -> SSAValue:
         return self.alloc(value.type, MemorySpace.SHARED, f"{value.name_hint or 'v'}_shared")
