@@ -78,6 +78,8 @@ class Backend:
     """Whether it prints copies of whole blocks through descriptors, for devices that have them."""
     knows_whole: bool = False
     """Whether kernels gain enough from lengths that are multiples of their blocks to be compiled for them apart."""
+    one_loop: bool = False
+    """Whether it pipelines one loop of a kernel only, and so wants all blocks in one."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

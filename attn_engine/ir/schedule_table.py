@@ -87,14 +87,22 @@ _TABLE: dict[str, dict[int, Preferences]] = {
 }
 
 
-_OF_BACKEND: dict[tuple[str, Vendor], dict[int, Preferences]] = {("hip", Vendor.AMD): _HIP}
-"""Backends whose kernels want other blocks than the device's usual ones."""
+_TILELANG: dict[int, Preferences] = {
+    **_SM_90,
+    128: _preferences(_kernels((128, 128, 8, 2)), _kernels((128, 64, 8, 2)), _kernels((64, 64, 4, 2))),
+}
+_OF_BACKEND: dict[tuple[str, Vendor | str], dict[int, Preferences]] = {
+    ("hip", Vendor.AMD): _HIP,
+    ("tilelang", "sm_90"): _TILELANG,
+}
+"""Backends whose kernels want other blocks than the device's usual ones, on a vendor's devices or on one."""
 
 
 def default_kernel_schedule(arch: Arch, heads: Heads, kind: Kind, backend: str = "") -> KernelSchedule:
     """The first preference that the device can hold."""
     wide = _WIDE_CDNA if arch.vendor is Vendor.AMD else _WIDE
-    narrow = _OF_BACKEND.get((backend, arch.vendor), _TABLE[arch.name])
+    usual = _OF_BACKEND.get((backend, arch.vendor), _TABLE[arch.name])
+    narrow = _OF_BACKEND.get((backend, arch.name), usual)
     table = narrow if BYTES[heads.dtype] == 2 else wide
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))

@@ -54,6 +54,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Launch kernels that find the ranges of blocks of masks that read captures at positions."""
     descriptors: bool = False
     """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
+    one_loop: bool = False
+    """Walk blocks that need no mask in the same loop as those that do, for targets that pipeline one loop of a kernel."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
     parts: int = 1
@@ -70,7 +72,7 @@ class ConvertAttnToTilePass(ModulePass):
             op.body.block.erase_op(function)
 
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
-        shared = (self.covered, self.whole, self.tables, self.descriptors)
+        shared = (self.covered, self.whole, self.tables, self.descriptors, self.one_loop)
         if isinstance(op, attn.OnlineOp):
             options = (op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, *shared)
             split = Split(self.parts, self.programs)

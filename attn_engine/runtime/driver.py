@@ -116,6 +116,7 @@ def _kinds(module: ModuleOp) -> list[Kind]:
 def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed."""
     flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
+    flags["one_loop"] = backend.one_loop
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     convert = convert_spec(request.schedule, {**flags, "tables": backend.level in (Level.VALUE, Level.ASYNC)})

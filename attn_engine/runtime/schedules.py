@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -11,7 +10,6 @@ from xdsl.ir import SSAValue
 
 from attn_engine.arch import ARCHES, Arch, get_arch
 from attn_engine.dialects import attn, tile
-from attn_engine.errors import ScheduleError
 from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
@@ -54,7 +52,7 @@ def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, lengt
     schedule = schedule_table.default_schedule(arch, heads, tf32, target.backend)
     if target.backend == "gluon":
         return replace(schedule, forward=_async_forwards(module)[0])
-    return beside_loops(schedule, arch, heads) if target.backend == "tilelang" else schedule
+    return schedule
 
 
 def candidate_schedules(
@@ -101,20 +99,6 @@ def with_gradients(schedule: Schedule, op: attn.BackwardOp) -> Schedule:
     heads = Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
     dq, dkdv = own.gradients(heads, Kind.DQ) or schedule.dq, own.gradients(heads, Kind.DKDV) or schedule.dkdv
     return replace(schedule, dq=dq, dkdv=dkdv)
-
-
-def beside_loops(schedule: Schedule, arch: Arch, heads: Heads) -> Schedule:
-    """No more stages than leave shared memory for the tiles of loops that have none, beside the one that has."""
-    kernels = {kind: getattr(schedule, kind.value) for kind in Kind}
-    return replace(schedule, **{kind.value: _beside_loops(k, kind, arch, heads) for kind, k in kernels.items()})
-
-
-def _beside_loops(kernel: KernelSchedule, kind: Kind, arch: Arch, heads: Heads) -> KernelSchedule:
-    for stages in range(kernel.num_stages, 1, -1):
-        with suppress(ScheduleError):
-            replace(kernel, num_stages=stages + 1).validate(kind, arch, heads)
-            return replace(kernel, num_stages=stages)
-    return replace(kernel, num_stages=1)
 
 
 def heads_of(module: ModuleOp) -> Heads:

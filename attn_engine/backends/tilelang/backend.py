@@ -9,11 +9,12 @@ BACKEND = Backend(
     level=Level.BUFFERED,
     pipeline=(
         'tile-expand-math{keep="math.erf"}',
-        "tile-assign-memory{one_pipeline=true}",  # TileLang pipelines one loop of a kernel, and refuses a second
+        "tile-assign-memory{one_pipeline=true}",
         "tilelang-bounds",
         "tilelang-nest-scalars",
     ),
     emit=emit,
     build=build,
     check=check,
+    one_loop=True,
 )

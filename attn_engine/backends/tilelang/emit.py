@@ -63,6 +63,13 @@ def _built(program, *facts):
     return COMPILE(program(*facts, last))
 
 
+def _is_plain(tensor):
+    """Whether its last axis is contiguous, and its rows start at multiples of 16 bytes: what bulk copies take."""
+    *outer, last = tensor.stride()
+    starts = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in outer)]
+    return last == 1 and not any(start % 16 for start in starts)
+
+
 def _cut(tensor, *sizes):
     """The part of a tensor that a program sees, where its sizes are fixed."""
     for axis, size in enumerate(sizes):
@@ -314,7 +321,7 @@ def _print_launch(printers: dict[str, KernelPrinter]):
             if argument not in printer.sizes:
                 texts.append(text)
                 continue
-            facts.append(f"{text}.stride(-1) == 1")
+            facts.append(f"_is_plain({text})")
             texts.append(_passed(printer, text, argument, arguments))
         writer.line(f"_built({', '.join(facts)})({', '.join([*texts, *grid])})")
 
@@ -331,7 +338,7 @@ def emit(module: ModuleOp) -> str:
     kernels = [op for op in module.ops if isinstance(op, tile.KernelOp)]
     printers = {kernel.sym_name.data: _print_kernel(writer, kernel) for kernel in kernels}
     _print_table(writer, list(printers.values()))
-    reserved = (*RESERVED, "_built", "_cut", "_whole", *map(program_name, kernels))
+    reserved = (*RESERVED, "_built", "_cut", "_is_plain", "_whole", *map(program_name, kernels))
     for plan in (op for op in module.ops if isinstance(op, tile.PlanOp)):
         writer.line()
         writer.line()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.utils.hints import isa
@@ -73,9 +73,17 @@ def _region(printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Se
     return element(printer.text(tensor), parts)
 
 
-def _native_copy(printer: KernelPrinter, tensor: SSAValue, source: str, target: str) -> None:
-    """The device's bulk copies want a contiguous last axis."""
-    printer.writer.line(f"T.copy({source}, {target}, disable_tma=not {printer.unit[tensor]})")
+def _native_copy(
+    printer: KernelPrinter, op: memory.CopyInOp | memory.CopyOutOp, tensor: SSAValue, source: str, target: str
+) -> None:
+    """The device's bulk copies want 16 bytes at a time.
+
+    Only in a loop with stages: for others TileLang waits in that loop, which may run not even once.
+    """
+    parent = op.parent_op()
+    is_ahead = isinstance(parent, scf.ForOp) and "stages" in parent.attributes
+    disabled = f"not {printer.unit[tensor]}" if is_ahead else "True"
+    printer.writer.line(f"T.copy({source}, {target}, disable_tma={disabled})")
 
 
 def _element(
@@ -93,7 +101,7 @@ def _element(
 def _copy_in(printer: KernelPrinter, op: memory.CopyInOp) -> None:
     shape, target = buffer_shape(op.target), printer.text(op.target)
     if _is_native(printer, op, op.source):
-        _native_copy(printer, op.source, _region(printer, op, op.source, shape), target)
+        _native_copy(printer, op, op.source, _region(printer, op, op.source, shape), target)
         return
     printer.indices, header = printer.loop_variables(shape)
     with printer.writer.block(header):
@@ -119,7 +127,7 @@ def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomi
 def _copy_out(printer: KernelPrinter, op: memory.CopyOutOp) -> None:
     if _is_native(printer, op, op.target):
         region = _region(printer, op, op.target, buffer_shape(op.value))
-        _native_copy(printer, op.target, printer.text(op.value), region)
+        _native_copy(printer, op, op.target, printer.text(op.value), region)
         return
     _scattered(printer, op, "{0} = {1}")
 

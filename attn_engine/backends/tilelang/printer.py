@@ -46,7 +46,7 @@ class KernelPrinter:
         self.sizes: dict[SSAValue, list[str]] = {}
         self.strides: dict[SSAValue, list[str]] = {}
         self.unit: dict[SSAValue, str] = {}
-        """Of each tensor: the name of the fact that its last axis is contiguous."""
+        """Of each tensor: the name of the fact that its last axis is contiguous and the rest is aligned."""
         for argument in kernel.body.block.args:
             self.names.of(argument)
         for tensor in self.tensors:

@@ -36,13 +36,14 @@ class BackwardLowering:
     whole: bool = False
     enabled: bool = True
     descriptors: bool = False
+    one_loop: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
-        operands.descriptors = self.descriptors
+        operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan, operands)
         operands.describe()
         operands.tables = tables = Tables(self.name, plan, operands, self.enabled)

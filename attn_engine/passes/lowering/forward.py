@@ -30,13 +30,14 @@ class ForwardLowering:
     whole: bool = False
     enabled: bool = True
     descriptors: bool = False
+    one_loop: bool = False
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
         """The kernel and the plan."""
         plan = Plan(self.name)
         self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
-        operands.descriptors = self.descriptors
+        operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan)
         operands.describe()
         self._aside(plan)

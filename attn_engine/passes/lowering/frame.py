@@ -59,6 +59,8 @@ class Operands:
 
     descriptors: bool = False
     """Whether blocks of the operands are copied through descriptors."""
+    one_loop: bool = False
+    """Whether blocks that need no mask are walked in the same loop as those that do."""
 
     def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False):
         self.op, self.plan, self.covered, self.whole = op, plan, covered, whole

@@ -85,6 +85,10 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
     for visible_lo, full_lo, full_hi, visible_hi in ranges:
         lo = scope.larger(scope.round_down(visible_lo, size, "lo"), done, "lo")
         hi = scope.larger(scope.round_up(visible_hi, size, "hi"), lo, "hi")
+        if frame.operands.one_loop:
+            yield Span(lo, hi, masked=True)
+            done = hi
+            continue
         full_from = scope.larger(scope.round_up(full_lo, size, "full_lo"), lo, "full_lo")
         full_to = scope.smaller(scope.round_down(full_hi, size, "full_hi"), hi, "full_hi")
         # Without a full block the full run is empty and the masked one is everything.

@@ -46,6 +46,7 @@ class SplitForwardLowering(ForwardLowering):
         """The kernels and the plan."""
         plan = Plan(self.name)
         self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
+        operands.one_loop = self.one_loop
         self._arguments(plan)
         operands.describe()
         self._aside(plan)
