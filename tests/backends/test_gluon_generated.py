@@ -15,6 +15,7 @@ from attn_engine import library
 from attn_engine.backends.backend import Examination, get_backend
 from attn_engine.backends.gluon import guard
 from attn_engine.backends.gluon.emit import SEPARATOR, emit
+from attn_engine.backends.gluon.examine import Finding
 from attn_engine.backends.gluon.guard import Guarded
 from attn_engine.backends.triton.emit import emit as emit_triton
 from attn_engine.errors import AsyncUnsupportedError
@@ -235,3 +236,16 @@ def test_plans_without_kernels_here_go_to_another_backend():
     assert part.backend.name == "triton"
     assert "tile.load_block" in str(part.tiles) and "limits" not in str(part.tiles)
     compile(part.source, "text", "exec")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "moves", "refused"),
+    [
+        ("forward_kernel", 24, False),
+        ("forward_kernel", 25, True),
+        ("backward_dkdv", 96, False),
+        ("backward_dq", 97, True),
+    ],
+)
+def test_gradients_may_spill_more(kernel: str, moves: int, refused: bool):
+    assert (Finding(kernel, 96, 8 * moves, moves, "").reason is not None) == refused
