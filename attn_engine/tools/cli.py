@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,7 @@ Type = Annotated[Dtype, typer.Option(help="Of q, k and v.")]
 HeadDim = Annotated[int, typer.Option(help="Channels of q and k.", min=1, max=256)]
 HeadDimV = Annotated[int | None, typer.Option(help="Channels of v; those of q if absent.", min=1, max=256)]
 ReturnLse = Annotated[bool, typer.Option("--return-lse", help="With the log-sum-exp as a second result.")]
+Assembled = Annotated[str, typer.Option("--backend", help="Whose schedules are assembled, where that can be: gluon.")]
 Emit = Annotated[str, typer.Option(help=f"IR after a stage or a backend's text: {', '.join((*STAGES, *BACKENDS))}.")]
 
 
@@ -112,11 +114,17 @@ def compile(
 
 
 @app.command()
-def explain(target: Target, dtype: Type = Dtype.bf16, head_dim: HeadDim = 128, return_lse: ReturnLse = False) -> None:
+def explain(
+    target: Target,
+    dtype: Type = Dtype.bf16,
+    head_dim: HeadDim = 128,
+    return_lse: ReturnLse = False,
+    backend: Assembled = "triton",
+) -> None:
     """Say how many loops over the keys a row function takes and why, and what its backward saves."""
     from attn_engine.tools import explain as tool
 
-    view = make_view(dtype, head_dim, None, True, return_lse, "sm_90")
+    view = replace(make_view(dtype, head_dim, None, True, return_lse, "sm_90"), backend=backend)
     typer.echo(tool.explain(find_definition(target), view))
 
 

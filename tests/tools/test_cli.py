@@ -192,6 +192,14 @@ def test_explains_what_waits(run, definitions: str):
     assert "  loop 1: weight: waits: " in out
 
 
+def test_explains_what_an_assembler_makes_of_schedules(run):
+    pytest.importorskip("triton")
+    code, out, _ = run("explain", ALIBI, "--head-dim", "64", "--backend", "gluon")
+    assert code == 0
+    _, schedules = out.split("schedules for gluon on sm_90, in order:")
+    assert "forward in blocks of 128 queries" in schedules and "forward_kernel: 72 products" in schedules
+
+
 def test_doctor_names_every_backend(run):
     code, out, _ = run("doctor")
     assert code == 0
