@@ -1,6 +1,7 @@
 """HIP kernels without an AMD device: beside Triton's code for the same attention, and schedules by their static cost.
 
-`python -m bench.hip_static --out DIR`, on any machine with clang-19, llvm-19 and triton; nothing is run.
+`python -m bench.hip_static --out DIR`, on any machine with clang-19, llvm-19 and triton; nothing is run. With `--rank`
+candidates for the blocks of each kernel are compared too, which takes some minutes.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ def ranking() -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out"))
-    out: Path = parser.parse_args().out
+    parser.add_argument("--rank", action="store_true")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     lines = [
         "# HIP kernels, read from their code",
@@ -153,11 +156,14 @@ def main() -> None:
         "of one wave (`attn_engine/backends/hip/cost.py`); VALU includes moves between vector and accumulator registers.",
         "",
         *beside_triton(),
-        "",
-        "Schedules by static cost: llvm-mca's pressure on matrix, vector and LDS units, corrected, per score.",
-        "",
-        *ranking(),
     ]
+    if arguments.rank:
+        lines += [
+            "",
+            "Schedules by static cost: llvm-mca's pressure on matrix, vector and LDS units, corrected.",
+            "",
+            *ranking(),
+        ]
     (out / "hip_static.md").write_text("\n".join(lines) + "\n")
 
 

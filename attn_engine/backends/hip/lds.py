@@ -127,7 +127,7 @@ def _stops(copy: memory.CopyInOp, op: Operation) -> bool:
 # --- size --------------------------------------------------------------------------------------
 
 
-def _bytes(alloc: memory.BufferAllocOp) -> int:
+def lds_bytes(alloc: memory.BufferAllocOp) -> int:
     type_ = memory.buffer_type(alloc.result)
     size = type_.byte_size
     if isinstance(alloc.layout, PaddedAttr):
@@ -138,7 +138,7 @@ def _bytes(alloc: memory.BufferAllocOp) -> int:
 def _check_size(kernel: tile.KernelOp) -> None:
     allocs = [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
     shared = [a for a in allocs if memory.buffer_type(a.result).memory_space is MemorySpace.SHARED]
-    need = sum(map(_bytes, shared))
+    need = sum(map(lds_bytes, shared))
     if need > SMALLEST_LDS:
         raise ScheduleError(
             f"hip: the tiles of kernel @{kernel.sym_name.data} need {need} bytes of LDS, but a program has {SMALLEST_LDS};"
