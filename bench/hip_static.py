@@ -25,6 +25,7 @@ from attn_engine.backends.triton.ahead import compile_ahead
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.runtime import inspect
+from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import View
 
 ARCHES = ("gfx90a", "gfx942")
@@ -63,7 +64,11 @@ def hip(view: View, mask: str, kernel: str = "forward") -> Compiled:
 
 
 def triton(view: View, mask: str) -> Compiled:
-    source = attn_engine.compile(**MASKS[mask]).source("triton", view)
+    """In the blocks that the HIP backend would choose."""
+    choose = inspect.default_schedule
+    same = mock.patch.object(inspect, "default_schedule", lambda t, *rest: choose(Target("hip", t.arch), *rest))
+    with same:
+        source = attn_engine.compile(**MASKS[mask]).source("triton", view)
     name = re.findall(r"def (forward\w*)\(", source)[0]
     found = compile_ahead(source, name, get_arch(view.arch))
     threads = 64 * int(re.findall(r"num_warps\W+(\d+)", source)[0])
@@ -150,10 +155,11 @@ def main() -> None:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     lines = [
-        "# HIP kernels, read from their code",
+        "### HIP kernels, read from their code",
         "",
-        "No AMD device was at hand: nothing here was run. bf16 forward in the same blocks, instructions of one iteration",
-        "of one wave (`attn_engine/backends/hip/cost.py`); VALU includes moves between vector and accumulator registers.",
+        "No AMD device was at hand: nothing here was run. bf16 forward, both in blocks of 256 queries by 64 keys on 8 waves,",
+        "instructions of one iteration of one wave (`attn_engine/backends/hip/cost.py`) where channels lie side by side and",
+        "blocks are whole; VALU includes moves between vector and accumulator registers.",
         "",
         *beside_triton(),
     ]

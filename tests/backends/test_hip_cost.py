@@ -14,6 +14,8 @@ from attn_engine import library
 from attn_engine.arch import get_arch
 from attn_engine.backends.hip import toolchain
 from attn_engine.backends.hip.cost import KINDS, Loop, clocks, hot_loops, pressure, waves_per_simd
+from attn_engine.runtime import inspect as runtime_inspect
+from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import View
 from tests.support.hip import needs_clang
 
@@ -84,12 +86,14 @@ def ours(head_dim: int) -> tuple[list[Loop], toolchain.KernelObject, int]:
 def test_no_row_is_worse_than_tritons(
     head_dim: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
-    """Triton's own code for the same attention, a round of a wave as large: the loop over full blocks and the masked one."""
+    """Triton's own code for the same attention in the same blocks: the loop over full blocks and the masked one."""
     pytest.importorskip("triton")
     from attn_engine.backends.triton.ahead import compile_ahead
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
     view, arch = View(torch.bfloat16, head_dim, head_dim, False, False, "gfx942", "triton"), get_arch("gfx942")
+    choose = runtime_inspect.default_schedule
+    monkeypatch.setattr(runtime_inspect, "default_schedule", lambda t, *rest: choose(Target("hip", t.arch), *rest))
     source = attn_engine.compile(mask_mod=library.causal).source("triton", view)
     theirs = compile_ahead(source, re.findall(r"def (forward\w*)\(", source)[0], arch)
     loops, kernel, threads = ours(head_dim)
@@ -102,5 +106,6 @@ def test_no_row_is_worse_than_tritons(
         assert pressure(mine, "gfx942").bound <= pressure(other, "gfx942").bound
     assert kernel.registers <= theirs.registers
     warps = int(re.findall(r"num_warps\W+(\d+)", source)[0])
-    waves = [waves_per_simd(k.registers, k.shared, arch, n) for k, n in ((kernel, threads), (theirs, 64 * warps))]
+    assert threads == 64 * warps
+    waves = [waves_per_simd(k.registers, k.shared, arch, threads) for k in (kernel, theirs)]
     assert waves[0] >= waves[1] > 0
