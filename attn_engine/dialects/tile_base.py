@@ -68,10 +68,14 @@ class Reduction(StrEnum):
 
 
 class Precision(StrEnum):
-    """Of a product: `ieee` is exact in the operand type; `tf32` may round f32 operands to 10 bits of mantissa."""
+    """Of a product: `ieee` is exact in the operand type; `tf32` may round f32 operands to 10 bits of mantissa.
+
+    `tf32x3` keeps about 21 of them, in three products.
+    """
 
     IEEE = "ieee"
     TF32 = "tf32"
+    TF32X3 = "tf32x3"
 
 
 @irdl_attr_definition

@@ -77,17 +77,20 @@ class Work:
     packed: bool
     summed: bool = False
     """Whether sums over the channels of results are wanted: turned, they cross warps."""
+    weighted: bool = False
 
     @classmethod
     def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Work:
         size = 4 if str(tile.element_of(op.v)) == "f32" else 2
         summed = isinstance(op, attn.SweepOp) and op.dot is not None
+        weighted = not isinstance(op, attn.DeltaBackwardOp) and op.weight is not None
         key, value = (_padded(_shape(x.type)[3]) for x in (op.q, op.v))
-        return cls(key, value, size, _kind(op), op.bounds is not None, summed)
+        return cls(key, value, size, _kind(op), op.bounds is not None, summed, weighted)
 
     def block(self) -> int:
         """A sweep whose rows decay has no weights to make: its state may take more registers."""
-        numbers = 2 * STATE if self.kind is Kind.ROWS else STATE
+        numbers = 2 * STATE if self.kind is Kind.ROWS and not self.weighted else STATE
+        numbers = numbers * 2 // self.size
         return max(16, min(COLUMNS, self.value, numbers // self.key))
 
     def bytes(self, chunk: int, stages: int) -> int:

@@ -53,11 +53,13 @@ class ConvertRecurrenceToTilePass(ModulePass):
     """Hold states as [value channels, key channels], and compute transposed results from them."""
     chained: bool = False
     """Pieces wait for each other's states in one sweep, rather than run side by side between two."""
+    split_f32: bool = False
+    """Compute products of f32 operands as three products of tf32, which keep about 21 bits."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         form = Form(
             self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32,
-            self.descriptors, self.turned, self.chained,
+            self.descriptors, self.turned, self.chained, self.split_f32,
         )  # fmt: skip
         kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:

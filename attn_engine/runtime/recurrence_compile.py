@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import ModuleOp
 
 from attn_engine import pipelines
-from attn_engine.arch import ARCHES, get_arch
+from attn_engine.arch import ARCHES, Vendor, get_arch
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.runtime.devices import Target
@@ -36,6 +36,7 @@ class Schedule:
     descriptors: bool = False
     turned: bool = False
     chained: bool = False
+    split_f32: bool = False
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
@@ -158,7 +159,7 @@ def default_schedule(
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
     copies = blocks and arch.copies_blocks and not kind.bounds
     place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies)
-    return Schedule(tf32=tf32, descriptors=copies), place
+    return Schedule(tf32=tf32, descriptors=copies, split_f32=arch.tf32 and arch.vendor is Vendor.NVIDIA), place
 
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -44,8 +43,7 @@ class Prepared:
             setting.temporary([*wide, self.key.tile], self.element, name) for name in ("inner", "outer")
         )
         self.weights = setting.temporary([*wide, self.chunk], self.element, "weights")
-        rounds = setting.form.tf32 and self.element == f32
-        self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
+        self.precision = setting.precision(self.element)
         self.part = Head(key, min(CHANNELS, self.key.tile) if setting.form.pad else self.key.tile)
         each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body, stages=2)
 

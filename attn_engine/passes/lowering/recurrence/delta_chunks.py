@@ -37,6 +37,7 @@ class Solved:
     ):
         self.setting, self.sizes, self.state, self.k, self.v, self.rows = setting, sizes, state, k, v, rows
         self.element, self.chunk = tile.element_of(v), setting.form.chunk
+        self.precision = setting.precision(self.element)
         leading: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
         columns = state.splits * state.value.tile
         self.reads = setting.temporary([*leading, state.key.tile], self.element, "reads")
@@ -45,7 +46,7 @@ class Solved:
         each_chunk(setting, sizes, "solve", 4, [k, v], self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
-        state, tiles, zero, chunk = self.state, Tiles(scope, tile.Precision.IEEE), scope.value(0), self.chunk
+        state, tiles, zero, chunk = self.state, Tiles(scope, self.precision), scope.value(0), self.chunk
         k = view.rows(scope, self.k, t0, chunk, state.key, zero)
         sums, beta = (
             None if x is None else view.vector(scope, view.kernel.take(x), t0, chunk, "row", view.sizes.bounds is None)
@@ -83,7 +84,7 @@ class Solved:
 
     def _inverse(self, scope: Scope, system: SSAValue) -> SSAValue:
         """T = (I + L)^-1 in f32; after the level l its blocks of 2^(l+1) tokens are inverses."""
-        shape, start = [self.chunk, self.chunk], Tiles(scope, tile.Precision.IEEE)
+        shape, start = [self.chunk, self.chunk], Tiles(scope, self.precision)
         place, level = start.range(self.chunk), scope.value(0)
 
         def first(t: Terms) -> SSAValue:
@@ -93,7 +94,7 @@ class Solved:
             return t.choose(one, t.real(1.0), left)
 
         def step(inner: Scope, level: SSAValue, inverse: SSAValue) -> SSAValue:
-            tiles = Tiles(inner, tile.Precision.IEEE)
+            tiles = Tiles(inner, self.precision)
 
             def block(t: Terms) -> SSAValue:
                 inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, i32
+from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, f32, i32
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.dialects import tile
@@ -37,6 +37,7 @@ class Form:
     descriptors: bool = False
     turned: bool = False
     chained: bool = False
+    split_f32: bool = False
 
 
 def channels_of(tensor: SSAValue) -> int:
@@ -101,6 +102,14 @@ class Setting:
                 DescribeOp(source, [*leading, rows, columns]), f"{source.name_hint}_blocks"
             ).result
         return self.descriptors[key]
+
+    def precision(self, element: Attribute) -> tile.Precision:
+        """Of products of tiles with these elements."""
+        if element != f32:
+            return tile.Precision.IEEE
+        if self.form.tf32:
+            return tile.Precision.TF32
+        return tile.Precision.TF32X3 if self.form.split_f32 else tile.Precision.IEEE
 
     def whole(self, sizes: Sizes) -> SSAValue:
         """Tokens of a temporary that is read chunk by chunk: whole chunks, where they are known on the host."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -77,7 +76,7 @@ class Sweep:
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
         self.state = State(self.key, self.value, form.turned and self.chunk.turns)
         self.element = tile.element_of(walk.v)
-        self.precision = tile.Precision.TF32 if form.tf32 and self.element == f32 else tile.Precision.IEEE
+        self.precision = setting.precision(self.element)
         self.rows_read = self.chunk.prepare(self)
 
     def run(self, rows: SSAValue | None) -> None:
