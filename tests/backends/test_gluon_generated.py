@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from xdsl.parser import Parser
 
 from attn_engine import library
 from attn_engine.backends.backend import Examination, get_backend
-from attn_engine.backends.gluon import guard
+from attn_engine.backends.gluon import examine, guard
 from attn_engine.backends.gluon.emit import SEPARATOR, emit
 from attn_engine.backends.gluon.examine import Finding
 from attn_engine.backends.gluon.guard import Guarded
@@ -249,3 +250,12 @@ def test_plans_without_kernels_here_go_to_another_backend():
 )
 def test_gradients_may_spill_more(kernel: str, moves: int, refused: bool):
     assert (Finding(kernel, 96, 8 * moves, moves, "").reason is not None) == refused
+
+
+def test_tools_that_fail_refuse_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    def fails(source: str) -> list[Finding]:
+        raise CalledProcessError(255, "ptxas")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(examine, "_look", fails)
+    assert examine.examine("a text that nobody has looked at").reason is None

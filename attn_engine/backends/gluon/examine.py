@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from subprocess import SubprocessError
 from typing import Any
 
 from attn_engine.backends.backend import Examination
@@ -44,13 +45,19 @@ class Finding:
 
 
 def findings(source: str) -> list[Finding]:
-    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations."""
+    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations.
+
+    Nothing, if the tools that look fail: that says nothing of kernels that Triton has built.
+    """
     asynchronous = source.partition(SEPARATOR)[0]
     key = hashlib.sha256(asynchronous.encode()).hexdigest()
     cache = _cache(key)
     kept: str | None = cache.get_file(_FILE)
     if kept is None:
-        found = _look(asynchronous)
+        try:
+            found = _look(asynchronous)
+        except (SubprocessError, OSError):
+            return []
         cache.put(json.dumps([asdict(f) for f in found]), _FILE, binary=False)
         return found
     with open(kept) as file:
