@@ -76,7 +76,7 @@ def test_a_changed_op_changes_the_result(sources):
 
 DEVICES = {
     "sm_90a": ("wgmma", "tma_load", "mbarrier"),
-    "sm_80": ("mma_sync",),
+    "sm_80": ("mma_sync", "cp_async"),
     "gfx942": ("mfma",),
 }
 

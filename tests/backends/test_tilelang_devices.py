@@ -1,0 +1,78 @@
+"""What TileLang makes of generated kernels for devices that need not be here: instructions, and code without spills."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine import library
+from attn_engine.runtime.inspect import View
+from tests.support.nvcc import find_nvcc, spilled_bytes
+
+pytest.importorskip("tilelang")
+KERNELS = ("forward_kernel", "backward_dq", "backward_dkdv")
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    view = View(dtype=torch.float16, head_dim=64, backward=True, return_lse=True)
+    return attn_engine.compile(mask_mod=library.causal).source("tilelang", view)
+
+
+def one_kernel(source: str, name: str) -> str:
+    """The text with one kernel in its table."""
+    head, table = source.split("KERNELS = {")
+    entries, plans = table.split("}", 1)
+    kept = [line for line in entries.splitlines() if f'"{name}"' in line]
+    return f"{head}KERNELS = {{\n" + "\n".join(kept) + "\n}" + plans
+
+
+def lowered(source: str, name: str, arch: str) -> str:
+    from attn_engine.backends.tilelang.build import lower
+
+    return lower(one_kernel(source, name), arch)[name]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_hopper_copies_ahead_in_threads_of_their_own(source: str, name: str, tmp_path: Path):
+    """Products are wgmma, the loop's blocks come by TMA into a ring, and the assembler spills nothing."""
+    text = lowered(source, name, "sm_90a")
+    products = {"forward_kernel": 2, "backward_dq": 3, "backward_dkdv": 4}[name]
+    assert len(re.findall(r"wgmma_[rs]s<", text)) == products
+    assert len(re.findall(r"tma_load\(", text)) == 2
+    assert "cp_async" not in text
+    assert "mbarrier" in text
+    if find_nvcc() is None:
+        pytest.skip("nvcc is not installed; pip install nvidia-cuda-nvcc")
+    assert spilled_bytes(text, "sm_90a", tmp_path) == 0
+
+
+def test_gradients_for_amd(source: str):
+    assert "mfma" in lowered(source, "backward_dq", "gfx90a")
+
+
+def test_blocks_are_walked_in_one_loop(source: str):
+    """Of dk and dv in another over heads; what it takes of scalars is computed in that."""
+    kernels = [kernel for kernel in source.split("_program(")[1:] if "@T.prim_func" in kernel]
+    loops = [(kernel.count("T.Pipelined("), kernel.count("T.serial(")) for kernel in kernels]
+    assert loops == [(1, 0), (0, 0), (1, 0), (1, 1)]
+    heads, blocks = kernels[3].split("T.serial(")
+    assert " hi_kept[0] = " not in heads and " hi_kept[0] = " in blocks
+
+
+def test_only_the_loop_copies_ahead(source: str):
+    """TileLang waits for earlier bulk copies in the loop, which may run not even once."""
+    for kernel in source.split("@T.prim_func")[1:]:
+        before, _, inside = kernel.partition("T.Pipelined(")
+        assert "disable_tma=not" not in before
+        assert ("disable_tma=not k_unit" in inside) or ("disable_tma=not q_unit" in inside) or not inside
+
+
+def test_registers_are_shared_where_there_are_enough_threads(source: str):
+    wide = attn_engine.compile().source("tilelang", View(dtype=torch.float16, head_dim=128))
+    assert wide.count("T.annotate_consumer_reg_alloc(232)") == 1 and "threads=256" in wide
+    assert "T.annotate_consumer_reg_alloc" not in source and "threads=256" not in source
