@@ -39,6 +39,13 @@ class BackendUnavailableError(AttnEngineError):
         self.backend = backend
 
 
+class ToolError(AttnEngineError):
+    """A program of the compiler's tool chain failed."""
+
+    def __init__(self, command: str, said: str):
+        super().__init__(f"`{command}` failed: {said.strip() or 'it said nothing'}")
+
+
 class UnsupportedTileShapeError(AttnEngineError):
     """A backend cannot hold a tile of this shape."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from subprocess import CalledProcessError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +14,11 @@ from xdsl.parser import Parser
 
 from attn_engine import library
 from attn_engine.backends.backend import Examination, get_backend
-from attn_engine.backends.gluon import examine, guard
+from attn_engine.backends.gluon import guard
 from attn_engine.backends.gluon.emit import SEPARATOR, emit
-from attn_engine.backends.gluon.examine import Finding
+from attn_engine.backends.gluon.examine import Finding, examine
 from attn_engine.backends.gluon.guard import Guarded
+from attn_engine.backends.triton import gluon_ahead
 from attn_engine.backends.triton.emit import emit as emit_triton
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
@@ -122,7 +123,7 @@ def test_three_consumers_share_the_registers():
 
 
 def test_the_finding_is_kept_with_its_reason():
-    from attn_engine.backends.gluon.examine import Finding, findings
+    from attn_engine.backends.gluon.examine import findings
 
     (found,) = findings(emit(module(Definition(mask_mod=library.causal))))
     assert (found.products, found.spilled_bytes, found.reason) == (96, 0, None)
@@ -252,10 +253,15 @@ def test_gradients_may_spill_more(kernel: str, moves: int, refused: bool):
     assert (Finding(kernel, 96, 8 * moves, moves, "").reason is not None) == refused
 
 
-def test_tools_that_fail_refuse_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    def fails(source: str) -> list[Finding]:
-        raise CalledProcessError(255, "ptxas")
-
+def test_a_tool_that_fails_refuses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The tools are those that Triton is told to use."""
+    tool = tmp_path / "ptxas"
+    version = 'if [ "$1" = --version ]; then echo "Cuda compilation tools, release 12.8, V12.8.93"; exit 0; fi'
+    tool.write_text(f"#!/bin/sh\n{version}\necho unsupported version >&2\nexit 255\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(gluon_ahead, "compile_ahead", lambda *_: gluon_ahead.remarks_of(""))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(tool))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(examine, "_look", fails)
-    assert examine.examine("a text that nobody has looked at").reason is None
+    found = examine(emit(module(Definition())))
+    assert found.reason is None
+    assert found.lines == ("not examined: `ptxas` failed: unsupported version",)

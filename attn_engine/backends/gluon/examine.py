@@ -6,11 +6,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from subprocess import SubprocessError
 from typing import Any
 
 from attn_engine.backends.backend import Examination
 from attn_engine.backends.gluon.emit import SEPARATOR
+from attn_engine.errors import ToolError
 
 _MOST_MOVES = 24
 """Instructions of a loop that move spilled registers: more cost as much as a smaller block."""
@@ -45,19 +45,13 @@ class Finding:
 
 
 def findings(source: str) -> list[Finding]:
-    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations.
-
-    Nothing, if the tools that look fail: that says nothing of kernels that Triton has built.
-    """
+    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations."""
     asynchronous = source.partition(SEPARATOR)[0]
     key = hashlib.sha256(asynchronous.encode()).hexdigest()
     cache = _cache(key)
     kept: str | None = cache.get_file(_FILE)
     if kept is None:
-        try:
-            found = _look(asynchronous)
-        except (SubprocessError, OSError):
-            return []
+        found = _look(asynchronous)
         cache.put(json.dumps([asdict(f) for f in found]), _FILE, binary=False)
         return found
     with open(kept) as file:
@@ -85,6 +79,9 @@ def _look(source: str) -> list[Finding]:
 
 
 def examine(source: str) -> Examination:
-    """Of the kernels of roles of a text."""
-    found = findings(source)
+    """Of the kernels of roles of a text. Tools that fail say nothing of kernels that Triton has built: none is refused."""
+    try:
+        found = findings(source)
+    except (ToolError, OSError) as error:
+        return Examination((f"not examined: {error}",))
     return Examination(tuple(map(str, found)), next((f.reason for f in found if f.reason is not None), None))

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from attn_engine.backends.triton.build import load
+from attn_engine.errors import ToolError
 
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _TARGET = GPUTarget("cuda", 90, 32)
 _ALIGNED = 16
 _ELEMENTS = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
@@ -136,16 +137,23 @@ def _descriptor(type_: str) -> str:
 
 
 def _assemble(ptx: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [_TOOLS / "ptxas", "-v", "-arch=sm_90a", file.name, "-o", "/dev/null"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        return _run("ptxas", "-v", "-arch=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))).stderr
 
 
 def _disassemble(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_TOOLS / "cuobjdump", "-sass", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return _run("cuobjdump", "-sass", file.name).stdout
+
+
+def _run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the tool that Triton itself uses: another version of it may not know the text."""
+    knobs: Any = import_module("triton.knobs")
+    done = subprocess.run([getattr(knobs.nvidia, tool).path, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ToolError(tool, done.stderr)
+    return done
