@@ -5,13 +5,15 @@ import torch
 
 import attn_engine
 from attn_engine import errors, library, pipelines
+from attn_engine.arch import get_arch
 from attn_engine.dialects import attn
 from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.interpreters.attn import run_attention
 from attn_engine.interpreters.attn_backward import run_backward
+from attn_engine.ir.schedule import Length
 from attn_engine.passes.lowering import mods
-from attn_engine.runtime import driver
+from attn_engine.runtime import attention, driver
 from tests.support.engines import ALL, SMALL, blocks, poisoned_memory
 
 D = 8
@@ -146,6 +148,22 @@ def test_rotary_norm_with_trained_weights(backend, monkeypatch):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     for x, y in zip(found, torch.autograd.grad(want.square().sum(), leaves), strict=True):
         torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("d", [16, 10])
+def test_blocks_through_descriptors(d, monkeypatch):
+    """They are of what the mods made, where its rows lie as descriptors want them."""
+    monkeypatch.setattr(attention, "arch_for", lambda _: get_arch("sm_90"))
+    monkeypatch.setattr(Length, "of", lambda *_: Length.LONG)
+    leaves = [torch.randn(1, h, 40, 16, generator=GENERATOR)[..., :d].requires_grad_() for h in (2, 1, 1)]
+    with blocks(SMALL):
+        ours = attn_engine.compile(query_mod=library.rms_norm(), key_mod=library.rms_norm(), backend="tile_interpreter")
+        found = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
+    assert ("tile.load_block" in next(reversed(driver._CACHE.values())).tile_ir) == (d == 16)
+    ones = torch.ones(d)
+    want = reference(*leaves, query=lambda x: whole_norm(x, ones), key=lambda x: whole_norm(x, ones))
+    for x, y in zip(found, torch.autograd.grad(want.square().sum(), leaves), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "tile_interpreter"])

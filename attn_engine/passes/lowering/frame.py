@@ -91,11 +91,15 @@ class Operands:
         divisor = scope.value(scope.larger(self.kv_heads, 1, "some"))
         self.group = scope.add(arith.DivSIOp(self.heads, divisor), "group").result
 
+    def source(self, name: str) -> SSAValue:
+        """Where an operand is read: what the caller gave, or what a kernel has made of it."""
+        return self.sources.get(name, self[name])
+
     def described(self, name: str, rows: int, channels: int) -> SSAValue:
         """A descriptor of an operand for blocks [rows, channels]; made once."""
         key = (name, rows, channels)
         if key not in self._described:
-            describe = DescribeOp(self[name], [1, 1, rows, channels])
+            describe = DescribeOp(self.source(name), [1, 1, rows, channels])
             self._described[key] = self.plan.scope.add(describe, f"{name}_blocks").result
         return self._described[key]
 
@@ -201,7 +205,7 @@ class Frame:
         if self.operands.descriptors:
             blocks = self.kernel.take(self.operands.described(name, rows, head.tile))
             return scope.add(LoadBlockOp(blocks, [self.b, h, row0, scope.value(0)]), f"{name}_tile").result
-        source = self.kernel.take(self.operands.sources.get(name, self.operands[name]))
+        source = self.kernel.take(self.operands.source(name))
         limits = self.limits(limit)
         if head.padded:
             limits[1] = scope.value(head.size)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import TensorType, f32
+from xdsl.dialects.builtin import FixedBitwidthType, TensorType, f32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -26,6 +26,7 @@ INDICES = 4
 ELEMENTS = 2048
 """Of a block of rows with all of their channels: a mod is long scalar code, and its values should stay in registers."""
 FEWEST_ROWS = 16
+DESCRIBED_BYTES = 16
 BLOCKS_PER_SUM = 16
 """Blocks of rows that a program goes through before it adds to gradients that all rows share: adding is slow."""
 
@@ -67,6 +68,7 @@ class Mods:
             target = self._temporary(name, operands.element, f"{name}_modified")
             self._modify(name, region.block, target)
             operands.sources[name] = target
+            operands.descriptors &= self._describable(name)
             operands.apart |= {region}
             if vjp is not None and vjp.blocks:
                 operands.targets[f"d{name}"] = self._temporary(name, f32, f"d{name}_modified")
@@ -90,6 +92,12 @@ class Mods:
 
     def _head(self, name: str) -> Head:
         return self.operands.vo if name == "v" else self.operands.qk
+
+    def _describable(self, name: str) -> bool:
+        """Whether rows of a modified operand begin where descriptors can."""
+        element = self.operands.element
+        assert isinstance(element, FixedBitwidthType)
+        return self._head(name).size * element.size % DESCRIBED_BYTES == 0
 
     def _rows(self, name: str) -> int:
         return min(self.most_rows, max(FEWEST_ROWS, ELEMENTS // self._head(name).tile))
