@@ -11,11 +11,13 @@ from attn_engine import pipelines
 from attn_engine.arch import ARCHES, Vendor, get_arch
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.recurrence import Kind, build_recurrence
+from attn_engine.passes.attn_schedule_recurrence import STATE
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
+NARROWEST = 64
 DECODED = 8192
 """Numbers of a state per program of a step."""
 FEW_TOKENS = 4
@@ -157,9 +159,15 @@ def default_schedule(
         # A token or two: long rows of the state for memory. Many: small parts, for they go one after the other.
         block = max(16, min(64, DECODED // kind.key)) if tokens <= FEW_TOKENS else 16
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
-    copies = blocks and arch.copies_blocks and not kind.bounds
+    copies = blocks and arch.copies_blocks and not kind.bounds and _wide(kind)
     place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies)
     return Schedule(tf32=tf32, descriptors=copies, split_f32=arch.tf32 and arch.vendor is Vendor.NVIDIA), place
+
+
+def _wide(kind: Kind) -> bool:
+    """Whether all tiles have at least 64 columns: copies of narrower ones have been seen to fail on an H200."""
+    small, large = sorted(1 << (size - 1).bit_length() for size in (kind.key, kind.value))
+    return small >= NARROWEST and STATE * 2 // kind.dtype.itemsize // large >= NARROWEST
 
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:

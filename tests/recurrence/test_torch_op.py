@@ -88,6 +88,21 @@ def test_blocks_are_copied_where_the_device_can(arch, bounds, wanted):
     assert default_schedule(target, kind, 1, 1, tf32=False, stepwise=True)[0].chunk == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "dtype", "wanted"),
+    [
+        (64, 128, torch.bfloat16, True),
+        (48, 40, torch.bfloat16, True),
+        (32, 64, torch.bfloat16, False),
+        (256, 64, torch.bfloat16, False),
+        (128, 128, torch.float32, False),
+    ],
+)
+def test_narrow_tiles_are_loaded_by_threads(key, value, dtype, wanted):
+    target, kind = Target("triton", "sm_90"), Kind(dtype, key, value, "token")
+    assert default_schedule(target, kind, 128, 4096, False, False, blocks=True)[0].descriptors is wanted
+
+
 def test_calls_of_one_form_share_a_plan():
     kind = Kind(torch.float32, 16, 16, "token")
     plans = {

@@ -45,7 +45,7 @@ class Prepared:
         self.weights = setting.temporary([*wide, self.chunk], self.element, "weights")
         self.precision = setting.precision(self.element)
         self.part = Head(key, min(CHANNELS, self.key.tile) if setting.form.pad else self.key.tile)
-        each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body, stages=2)
+        each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
         parts, chunk = self.key.tile // self.part.tile, self.chunk

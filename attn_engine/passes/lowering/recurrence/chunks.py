@@ -34,11 +34,10 @@ def each_chunk(
     operands: Sequence[SSAValue | None],
     body: Body,
     splits: int = 1,
-    stages: int = 1,
 ) -> None:
     """Adds a kernel with one program per chunk, head and split; `operands` may have fewer heads."""
     chunk = setting.form.chunk
-    kernel = Kernel(f"{setting.plan.name}_{name}", setting.plan, Blocks(chunk, chunk, warps, stages))
+    kernel = Kernel(f"{setting.plan.name}_{name}", setting.plan, Blocks(chunk, chunk, warps, 1))
     scope = kernel.scope
     part, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("part", "h", "n")))
     split = scope.value(0)

@@ -157,7 +157,7 @@ class TokenGradients(Gradients):
     def run(self) -> None:
         op = self.op
         operands = [op.q, op.k, op.d_o, op.decay]
-        each_chunk(self.setting, self.sweep.sizes, "read", WIDE_WARPS, operands, self._body, stages=2)
+        each_chunk(self.setting, self.sweep.sizes, "read", WIDE_WARPS, operands, self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         tiles, chunk = self.open(view, scope, t0), self.chunk

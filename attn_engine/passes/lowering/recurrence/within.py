@@ -31,7 +31,7 @@ class Within:
         sweep, walk = self.sweep, self.sweep.walk
         name = f"{walk.o.name_hint or 'o'}_within"
         operands = [walk.q, walk.k, walk.v]
-        each_chunk(sweep.setting, sweep.sizes, name, 4, operands, self._body, sweep.state.splits, stages=2)
+        each_chunk(sweep.setting, sweep.sizes, name, 4, operands, self._body, sweep.state.splits)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         sweep, walk, tiles, zero = self.sweep, self.sweep.walk, Tiles(scope, self.sweep.precision), scope.value(0)
