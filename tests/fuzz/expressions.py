@@ -1,7 +1,7 @@
 """Random expressions as Python source: on scores (floats), on positions (integers) and as conditions.
 
 All float forms keep moderate arguments moderate and are smooth or have the kinks that torch has, so that a
-comparison in float32 means something. {0}, {1} are float operands, {c} is a condition, {i} an integer.
+comparison in float32 means something. No threshold is where multiples of a position are. {0}, {1} are float operands, {c} is a condition, {i} an integer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ UNARY = (
     "torch.sin({0})",
     "torch.sin({0}) * 0.5",
     "torch.cos({0})",
-    "torch.cos({0} * 0.5)",
     "torch.sigmoid({0})",
     "torch.erf({0})",
     "torch.erf({0} * 0.5)",
@@ -52,11 +51,10 @@ UNARY = (
     "torch.abs({0})",
     "torch.exp(-torch.abs({0}))",
     "torch.exp2(-torch.abs({0}))",
-    "torch.exp2(torch.minimum({0}, {0} * 0.0))",
+    "torch.exp2(-torch.log2({0} * {0} + 1.5))",
     "torch.expm1(torch.tanh({0}))",
     "torch.log(torch.abs({0}) + 0.5)",
     "torch.log2({0} * {0} + 0.5)",
-    "torch.log2(torch.abs({0}) + 1.5)",
     "torch.log1p(torch.abs({0}))",
     "torch.sqrt({0} * {0} + 0.5)",
     "torch.rsqrt({0} * {0} + 0.5)",
@@ -64,7 +62,7 @@ UNARY = (
     "torch.tanh({0}) ** 3",
     "torch.clamp({0}, -1.5, 1.5)",
     "4.0 * torch.tanh({0} / 4.0)",
-    "torch.where({0} > 0.1, {0}, 0.25 * {0})",
+    "torch.where({0} > 0.137, {0}, 0.25 * {0})",
     "torch.where(torch.isinf({0}) | torch.isnan({0}), 0.0, {0})",
     "1.0 / (1.0 + {0} * {0})",
     "2.0 - {0}",
@@ -72,15 +70,12 @@ UNARY = (
 # Steps, whose gradient is 0: they multiply a quantity that has one.
 STEPS = (
     "torch.sign({0})",
-    "torch.floor({0} * 2.0)",
-    "torch.floor({0} + 0.3)",
+    "torch.floor({0} * 1.9) + torch.floor({0} * 0.6)",
     "torch.ceil({0})",
     "torch.ceil({0} * 1.5)",
-    "torch.round({0})",
-    "torch.round({0} * 1.3)",
-    "torch.trunc({0} * 1.5)",
-    "torch.trunc({0} * 0.7)",
-    "({0} > 0.3).float()",
+    "torch.round({0}) + torch.trunc({0} * 0.7)",
+    "torch.trunc({0} * 1.5) - torch.round({0} * 0.4)",
+    "({0} > 0.317).float()",
     "({0} <= temperature).float()",
     "torch.clamp({0}, -3.0, 3.0).int().float()",
 )
@@ -174,7 +169,7 @@ class Expressions:
         kind = self.rng.random()
         if kind < 0.45:
             return "(" + self.rng.choice(UNARY).format(self.score(depth - 1)) + ")"
-        if kind < 0.57:
+        if kind < 0.55:
             return f"({self.score(depth - 1)} + 0.3 * {self.rng.choice(STEPS).format(self.score(depth - 1))})"
         left, right = self.score(depth - 1), self.score(self.rng.randrange(depth))
         form = self.rng.choice(BINARY)
@@ -186,7 +181,7 @@ class Expressions:
             return "s"
         if kind < 0.85:
             return self.rng.choice(LOADS).format(i=f"({self.position()})")
-        return f"(({self.position()}) % {self.rng.randint(3, 9)}) * 0.2"
+        return f"(({self.position()}) % {self.rng.randint(3, 9)}) * 0.23"
 
     def position(self) -> str:
         form = self.rng.choice(POSITIONS)

@@ -25,7 +25,7 @@ KNOWN = {
     "twice": "e = torch.exp(s - s.amax())\n        p = e / e.sum()\n        f = torch.exp(p - p.amax())\n        return f / f.sum()",
     "first of minima": "return torch.sigmoid(s - torch.min(s, -1)[0]) * 0.3",
     "three loops": "x = torch.tanh(s - s.mean())\n        return torch.sigmoid(x - x.mean())",
-    "four loops": "x = torch.tanh(s - s.mean())\n        y = torch.tanh(x - x.mean())\n        return torch.sigmoid(y - y.amax())",
+    "four loops": "x = torch.tanh(s - s.mean())\n        y = torch.tanh(x - x.mean())\n        return torch.sigmoid(y - y.max(dim=-1).values)",
     "normalised": "x = s - s.mean()\n        return x * torch.rsqrt((x * x).mean() + 0.1)",
 }
 
@@ -43,16 +43,7 @@ _ELEMENT = (
     "torch.clamp({x}, -1.0, 1.0)",
     "1.0 / (1.0 + {x} * {x})",
 )
-_ROW = (
-    "{x}.sum() / 8.0",
-    "{x}.mean()",
-    "{x}.amax()",
-    "{x}.amin()",
-    "{x}.max(dim=-1).values",
-    "torch.min({x}, -1)[0]",
-    "torch.tanh({x}).sum() * 0.1",
-    "({x} * {x}).mean()",
-)
+_ROW = ("{x}.sum() / 8.0", "{x}.mean()", "{x}.amax()", "{x}.amin()", "torch.tanh({x}).sum() * 0.1", "({x} * {x}).mean()")  # fmt: skip
 _BOTH = (
     "{x} - {r}",
     "torch.tanh({x} + {r})",
@@ -90,5 +81,5 @@ def row_function(rng: random.Random) -> tuple[str, str]:
     """A name and a body."""
     if rng.random() < 0.35:
         return "program", program(rng)
-    name = rng.choice([*KNOWN, "softmax", "softmax", "four loops"])
+    name = rng.choice([*KNOWN, "softmax", "softmax"])
     return name, KNOWN[name]
