@@ -154,8 +154,7 @@ def _describe(printer: PlanPrinter, op: DescribeOp) -> None:
     type_ = op.result.type
     assert isinstance(type_, DescriptorType)
     source, block = printer.names.of(op.source), list(type_.get_shape())
-    layout = types.shared_layout(type_, len(block))
-    printer.assign(op, f"describe({source}, {block}, {layout})")
+    printer.assign(op, f"describe({source}, {block}, layout_of({tuple(block)}, {types.dtype(type_.element_type)}))")
 
 
 def _processor_count(printer: PlanPrinter, op: ProcessorCountOp) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from attn_engine.errors import DescriptorError
@@ -27,6 +28,13 @@ def describe(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
     if last != 1 or any(s <= 0 or s % unit for s in outer) or tensor.data_ptr() % _ALIGNMENT:
         raise DescriptorError(tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr() % _ALIGNMENT)
     return TensorDescriptor(tensor, list(tensor.shape), [*outer, last], block, layout)
+
+
+@cache
+def layout_of(block: tuple[int, ...], element: Any) -> Any:
+    """The swizzled layout that copies and products share; found once, for that takes as long as a descriptor does."""
+    layouts: Any = gl.NVMMASharedLayout
+    return layouts.get_default_for(list(block), element)
 
 
 @cache

@@ -5,7 +5,7 @@ PRELUDE = '''
 
 import torch
 import triton.language as tl
-from attn_engine.backends.triton.gluon_host import describe, processor_count
+from attn_engine.backends.triton.gluon_host import describe, layout_of, processor_count
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
