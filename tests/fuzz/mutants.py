@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant("row sums without their factor", 2, backward_sweep.RowSums._closed, "return row * total", "return total"),
     Mutant(
         "a new maximum keeps the old one's keys",
-        10,
+        12,
         backward_regions.BackwardCode._still_attained,
         "nothing.result",
         "old",
