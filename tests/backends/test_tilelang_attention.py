@@ -46,6 +46,15 @@ def test_causal_softmax_with_grouped_heads_and_a_capture(on_cpu):
     assert float((o.double() - want).abs().max()) < 2e-3
 
 
+def test_linear_attention(on_cpu):
+    """A recurrence without a decay."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 40, 2, 16, generator=generator).half() for _ in range(3))
+    want, got = (ae.recurrence(q, k, v, backend=name)[0] for name in ("cpu", "tilelang"))
+    assert want.abs().max() > 0.1
+    torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
+
+
 def test_without_a_device_the_error_names_what_can_run():
     if torch.cuda.is_available():
         pytest.skip("there is a device")
