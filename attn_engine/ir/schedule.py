@@ -61,6 +61,11 @@ class Heads:
                 raise ScheduleError(f"head dim of {name} is {size}; it must be positive")
 
     @property
+    def narrowest(self) -> int:
+        """Columns of the narrowest tile that holds heads."""
+        return min(padded(self.qk), padded(self.v))
+
+    @property
     def bytes_per_position(self) -> int:
         """Of one row of k and one of v, or of q and of the output's gradient."""
         return (padded(self.qk) + padded(self.v)) * BYTES[self.dtype]

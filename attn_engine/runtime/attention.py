@@ -27,7 +27,7 @@ from attn_engine.runtime.driver import Compiled, Request
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.layouts import in_blocks, tables_in_blocks
+from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
@@ -243,6 +243,7 @@ class Attention(Inspection):
         multiple = known.multiple if any(b.knows_whole for b in backends) else 1
         # Making descriptors costs time on the host, which few positions do not hide.
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
+        pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
         request = Request(wrt, target.backend, way.schedule, known.positive_scale, known.covered, multiple, descriptors)
         if self.tuner is not None and not inputs[0].is_meta:

@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 ALIGNMENT = 16
 """Bytes; what the engine that copies blocks wants of starts and strides."""
+NARROWEST = 64
+"""Columns of a block; copies of narrower ones have been seen to fail on an H200."""
 
 
 def in_blocks(tensors: Iterable[Tensor]) -> bool:

@@ -14,10 +14,10 @@ from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.passes.attn_schedule_recurrence import STATE
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
+from attn_engine.runtime.layouts import NARROWEST
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
-NARROWEST = 64
 DECODED = 8192
 """Numbers of a state per program of a step."""
 FEW_TOKENS = 4

@@ -22,6 +22,7 @@ def device():
     with (
         mock.patch.object(attention, "arch_for", lambda _: get_arch("sm_90")),
         mock.patch.object(Length, "of", lambda *_: Length.LONG),
+        mock.patch.object(attention, "NARROWEST", 16),
     ):
         yield
 
@@ -70,3 +71,12 @@ def test_the_gradient_of_the_output_may_lie_anyhow():
     (wanted,) = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v).sum(), q)
     torch.testing.assert_close(found, wanted)
     assert spied.call_args.args[4].is_contiguous()
+
+
+def test_narrow_heads_are_read_without():
+    q, k, v = qkv(sq=20, d=64, dv=32)
+    with blocks(SMALL), mock.patch.object(attention, "NARROWEST", 64):
+        attn_engine.compile(backend=ORACLE)(q, k, v)
+        assert "tile.load_block" not in compiled()
+        attn_engine.compile(backend=ORACLE)(q, k, k)
+        assert "tile.load_block" in compiled()

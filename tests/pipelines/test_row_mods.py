@@ -155,6 +155,7 @@ def test_blocks_through_descriptors(d, monkeypatch):
     """They are of what the mods made, where its rows lie as descriptors want them."""
     monkeypatch.setattr(attention, "arch_for", lambda _: get_arch("sm_90"))
     monkeypatch.setattr(Length, "of", lambda *_: Length.LONG)
+    monkeypatch.setattr(attention, "NARROWEST", 16)
     leaves = [torch.randn(1, h, 40, 16, generator=GENERATOR)[..., :d].requires_grad_() for h in (2, 1, 1)]
     with blocks(SMALL):
         ours = attn_engine.compile(query_mod=library.rms_norm(), key_mod=library.rms_norm(), backend="tile_interpreter")
