@@ -14,12 +14,6 @@ from attn_engine.backends.cpu import parallel, support
 
 
 @pytest.fixture(autouse=True)
-def threads_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few programs there are."""
-    monkeypatch.setattr(support, "THREADED", 1)
-
-
-@pytest.fixture(autouse=True)
 def two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)

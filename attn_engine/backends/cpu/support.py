@@ -18,15 +18,8 @@ from attn_engine.backends.cpu.parallel import run, workers_for
 
 Scalar = Tensor | int | float | bool
 
-BATCHES = (8, 4)
-"""Programs in a batch: many, for each step of a batch costs its calls; fewer where threads would have none to run.
-
-Temporaries of one block of each should stay in the cache.
-"""
-
-
-THREADED = 96
-"""Programs from which threads of our own pay. Those of torch go on spinning for a while after other work, in the way of ours."""
+BATCH = 4
+"""Programs in a batch: temporaries of one block of each should stay in the cache."""
 
 
 MOST_VIEWS = 64
@@ -165,10 +158,8 @@ def launch(
     in_order: bool = False,
 ) -> None:
     """Runs every program of a grid in batches, on several threads unless the order of the batches matters."""
-    programs = grid[0] * grid[1] * grid[2]
-    alone = in_order or programs < THREADED
-    batches = _batches(grid, 1 if alone else workers_for(programs))
-    workers = 1 if alone else workers_for(len(batches))
+    batches = _batches(grid)
+    workers = 1 if in_order else workers_for(len(batches))
     left = iter(batches)
 
     def work() -> None:
@@ -186,13 +177,11 @@ def launch(
         run(work, workers)
 
 
-def _batches(grid: Sequence[int], workers: int) -> list[tuple[int, range, range]]:
-    """Positions on axis 0, and ranges of them on axes 1 and 2; one for each worker at least, if that can be."""
+def _batches(grid: Sequence[int]) -> list[tuple[int, range, range]]:
+    """Positions on axis 0, and ranges of them on axes 1 and 2."""
     blocks, heads, batches = grid
-    programs = blocks * heads * batches
-    size = next((size for size in BATCHES if size * workers <= programs), BATCHES[-1])
-    ys = min(heads, size)
-    zs = max(1, size // ys)
+    ys = min(heads, BATCH)
+    zs = max(1, BATCH // ys)
     return [
         (block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)))
         for z in range(0, batches, zs)
