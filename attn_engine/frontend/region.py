@@ -261,9 +261,10 @@ class RegionTrace:
                 f"the channel that is read depends on {names}",
                 "make the index of the channel and constants alone: x[(channel + d // 2) % d]",
             )
-        if self.level(value) is not Level.ELEMENT or value.type != f32:
-            return self.as_f32(value)
-        return self.emit(attn.ChannelAtOp(value.value, around.value), Level.ELEMENT)
+        number = self.as_f32(value)
+        if self.level(number) is not Level.ELEMENT:
+            return number
+        return self.emit(attn.ChannelAtOp(number.value, around.value), Level.ELEMENT)
 
     def capture_argument(self, position: int) -> SSAValue:
         """The block argument of a capture; arguments are added up to it."""

@@ -76,6 +76,10 @@ MODS = {
         lambda x, b, h, pos, c: rms_norm(x, b, h, pos, c)[c + 1] * x.sum(),
         lambda x: whole_norm(x).roll(-1, -1) * x.sum(-1, keepdim=True),
     ),
+    "a condition next door": (
+        lambda x, b, h, pos, c: x * (x > 0)[c + 1] + c[c + 1],
+        lambda x: x * (x > 0).roll(-1, -1) + CHANNELS.roll(-1),
+    ),
     "one per row": (lambda x: (x * x).sum().sqrt(), lambda x: x.norm(dim=-1, keepdim=True).expand(x.shape)),
 }
 
@@ -221,3 +225,17 @@ def test_scores_have_no_channels():
     q, k, v = operands(torch.float32)
     with pytest.raises(errors.OperandError, match="indexed"):
         attn_engine.compile(score_mod=lambda s, b, h, i, j: s[i])(q, k, v)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tile_interpreter"])
+def test_what_an_element_picks_is_trained(backend):
+    """A slope for each sign: where the gradient goes is decided by the element, not by its channel alone."""
+    slopes = torch.tensor([0.3, 1.5], requires_grad=True)
+    q, k, v = operands(torch.float32, s=35)
+    leaves = (q, k, v, slopes)
+    with blocks(SMALL), poisoned_memory():
+        ours = attn_engine.compile(key_mod=lambda x: x * slopes[torch.where(x > 0, 1, 0)], backend=backend)
+        found = torch.autograd.grad(ours(q, k, v).square().sum(), leaves)
+    want = reference(q, k, v, key=lambda x: x * slopes[(x > 0).long()])
+    for x, y in zip(found, torch.autograd.grad(want.square().sum(), leaves), strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-4)

@@ -169,9 +169,9 @@ class Mods:
 
 
 def shared_by_rows(block: Block) -> list[int]:
-    """The contributions, by their numbers, whose place does not depend on the position of the row."""
-    position = block.args[sum(a.type == f32 for a in block.args) + 2]
-    moving: set[SSAValue] = {position}
+    """The contributions, by their numbers, whose place depends neither on an element nor on the position of the row."""
+    elements = [a for a in block.args if a.type == f32]
+    moving: set[SSAValue] = {*elements, block.args[len(elements) + 2]}
     adds: list[attn.AccumulateGradOp] = []
     for op in block.ops:
         if moving.intersection(op.operands):
