@@ -69,6 +69,8 @@ class OnlineFunc:
         self.final_rowscales = dict(final_rowscales)
         self.external_fwd_tensors = external_fwd_tensors or CustomIO()
 
+    written: OnlineFunc | None = None
+    """Of a copy whose methods are told other indices: what its user wrote."""
     online_fwd: Callable[..., tuple[Any, Mapping[str, Any], Any]]
     online_fwd_epilogue: Callable[..., tuple[Any, Mapping[str, Any]]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from attn_engine.errors import SequenceBoundsError
 from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.frontend.trace import choose_arity
 
 Function = Callable[..., Any]
@@ -51,7 +53,7 @@ def packed(definition: Definition, queries: Tokens, keys: Tokens) -> Definition:
         definition,
         score_mod=None if definition.score_mod is None else _score(definition.score_mod, queries, keys),
         mask_mod=_mask(definition.mask_mod, queries, keys),
-        row=_row(definition.row, queries) if callable(definition.row) else definition.row,
+        row=None if definition.row is None else _row(definition.row, queries, keys),
         query_mod=_element("query_mod", definition.query_mod, queries),
         key_mod=_element("key_mod", definition.key_mod, keys),
         value_mod=_element("value_mod", definition.value_mod, keys),
@@ -84,17 +86,36 @@ def _score(function: Function, queries: Tokens, keys: Tokens) -> Function:
     return score
 
 
-def _row(function: Function, queries: Tokens) -> Function:
+def _row(function: Function | OnlineFunc, queries: Tokens, keys: Tokens) -> Function | OnlineFunc:
     """A row function that looks at no index stays as it is."""
+    if isinstance(function, OnlineFunc):
+        return _online(function, queries)
     arity = choose_arity(function, "row", (1, 4, 5), "row(s) or row(s, b, h, q_idx)")
-    if arity == 1:
-        return function
-    q_sequence, q_place = queries.sequence, queries.place
+    q_sequence, q_place, kv_place = queries.sequence, queries.place, keys.place
 
     def row(s: Any, b: Any, h: Any, q_idx: Any) -> Any:
         return function(s, q_sequence[q_idx], h, q_place[q_idx])
 
-    return row
+    def row_of_keys(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return function(s, q_sequence[q_idx], h, q_place[q_idx], kv_place[kv_idx])
+
+    return {1: function, 4: row, 5: row_of_keys}[arity]
+
+
+def _online(written: OnlineFunc, queries: Tokens) -> OnlineFunc:
+    sequence, place = queries.sequence, queries.place
+    step, end = written.online_fwd, written.online_fwd_epilogue
+
+    def online_fwd(scores: Any, online_rowscales: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        return step(scores, online_rowscales, sequence[q_idx], h, place[q_idx])
+
+    def online_fwd_epilogue(o: Any, online_rowscales: Any, b: Any, h: Any, q_idx: Any) -> Any:
+        return end(o, online_rowscales, sequence[q_idx], h, place[q_idx])
+
+    result = copy(written)
+    result.written = written
+    result.online_fwd, result.online_fwd_epilogue = online_fwd, online_fwd_epilogue
+    return result
 
 
 def _element(name: str, function: Function | None, tokens: Tokens) -> Function | None:

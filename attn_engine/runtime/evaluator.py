@@ -27,6 +27,7 @@ def evaluate(block: Block, arguments: Sequence[Tensor], shape: tuple[int, int]) 
 def check_definition(definition: Definition) -> None:
     """What can be checked by numbers before a definition is compiled; each OnlineFunc once."""
     row = definition.row
+    row = row.written or row if isinstance(row, OnlineFunc) else row
     if isinstance(row, OnlineFunc) and row not in _CHECKED:
         check_online_func(row, evaluate)
         _CHECKED.add(row)
