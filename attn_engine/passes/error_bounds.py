@@ -50,7 +50,7 @@ class ErrorBounds:
     def _block(self, block: Block) -> None:
         for op in block.ops:
             own = self.source(op)
-            if own is not None:
+            if own is not None and not any(self.of(operand) for operand in op.operands):
                 self._put(op.results[0], own)
             elif isinstance(op, scf.ForOp):
                 self._loop(op)
