@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.frontend.recurrence_mods import TracedMods
@@ -63,7 +64,8 @@ class _Recurrence(torch.autograd.Function):
         return results[0], results[1] if modified.final else q.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         modified: Modified = ctx.modified
         saved: list[Tensor | None] = list(ctx.saved_tensors)
         final = saved.pop() if modified.final else None

@@ -101,3 +101,9 @@ def test_text_for_triton():
 def test_forms_that_do_not_exist(decay, schedule):
     with pytest.raises(RecurrenceFormError, match="the delta rule"):
         to_tile(build_recurrence(kind_of(decay)), Request(kind_of(decay), "triton", schedule))
+
+
+def test_gradients_in_forms_that_do_not_exist():
+    request = Request(kind_of("token"), "triton", Schedule(pieces=4), ("q", "k", "v"))
+    with pytest.raises(RecurrenceFormError, match="the delta rule"):
+        to_tile(Compiled(request).adjoint(True), request)

@@ -117,3 +117,11 @@ def test_functions_of_rows_run_before_the_kernels():
     engine = LinearAttentionEngine(metas(), k_mod=lambda k: k.softmax(-1), q_mod=lambda q: q * 2)
     compare(engine, got, want, expected(want, 2.0, k=want["k"].softmax(-1))[0])
     assert list(engine._regions.values()) == [None]
+
+
+def test_second_derivatives_are_refused():
+    got = leaves(given())
+    engine = LinearAttentionEngine(metas(), q_mod=lambda q: q * 0.25)
+    (first,) = torch.autograd.grad(engine(*got.values()).square().sum(), got["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

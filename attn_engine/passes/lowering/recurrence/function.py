@@ -167,7 +167,10 @@ class FunctionLowering:
         if setting.form.chunk == 1 or (op.decay is not None and rank_of(op.decay) == 4):
             DeltaBackward(setting, op, results).run()
         else:
-            DeltaAdjoint(setting, op, results, self._form(op)).run()
+            form = self._form(op)
+            if form.pieces > 1 and not form.chained:
+                raise RecurrenceFormError("the delta rule in pieces", "chunked", "chunk=1 goes token by token")
+            DeltaAdjoint(setting, op, results, form).run()
 
     def _clear(self, target: SSAValue) -> None:
         """Tokens past the last bound belong to no sequence: nobody else writes them."""
