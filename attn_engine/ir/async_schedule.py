@@ -33,7 +33,7 @@ class AsyncSchedule:
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
     """Warpgroups that compute, 64 queries each."""
-    consumer_registers: int = 240
+    consumer_registers: int = _REGISTERS[2]
     """Of two consumers."""
     producer_registers: int = 24
     other_registers: int = 40

@@ -17,11 +17,10 @@ from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, PinOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
+from attn_engine.passes.hopper.late import rounding_of
 from attn_engine.passes.hopper.pin import round_alone
 from attn_engine.passes.hopper.role_steps import chain, count_of, is_role_step, role_steps, sums
 from attn_engine.passes.hopper.steps import kernels_at_async_level
-
-_ROUNDING: list[type[Operation]] = [arith.TruncFOp, tile.MapYieldOp]
 
 
 @dataclass
@@ -46,11 +45,7 @@ class _Last:
         alone = list(wait.pending) == [product.result] and isinstance(operand, DotOperandOp)
         if not alone or not isinstance(acc, BlockArgument) or not isinstance(count, BlockArgument):
             raise AsyncUnsupportedError("the last product of its steps does not stand alone")
-        assert isinstance(operand, DotOperandOp)
-        rounds = operand.value.owner
-        alone = isinstance(rounds, tile.MapOp) and [type(o) for o in rounds.body.block.ops] == _ROUNDING
-        rounding: list[Operation] = [rounds, operand] if alone and isinstance(rounds, Operation) else [operand]
-        return cls(body, product, rounding, wait, count, acc)
+        return cls(body, product, list(rounding_of(product)), wait, count, acc)
 
     @property
     def source(self) -> SSAValue:

@@ -16,8 +16,9 @@ from attn_engine.passes.hopper.steps import launched, step_bodies
 
 def _axes(op: tile.MapOp) -> dict[SSAValue, frozenset[int]]:
     """Along which axes of the map each of its scalars varies."""
-    found = {a: frozenset(axes) for a, axes in zip(op.body.block.args, tile.axes_of(op.axes), strict=True)}
-    axes: dict[SSAValue, frozenset[int]] = {**found}
+    axes: dict[SSAValue, frozenset[int]] = {
+        a: frozenset(found) for a, found in zip(op.body.block.args, tile.axes_of(op.axes), strict=True)
+    }
     for inner in op.body.block.ops:
         joined = frozenset(axis for o in inner.operands for axis in axes[o])
         axes.update((result, joined) for result in inner.results)

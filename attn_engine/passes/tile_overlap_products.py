@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import builtin, scf
+from xdsl.dialects import builtin
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
@@ -14,6 +14,7 @@ from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp, ProxyFenceOp
 from attn_engine.dialects.tile_async_memory import ReadOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
+from attn_engine.passes.hopper.role_steps import role_steps
 from attn_engine.passes.hopper.steps import kernels_at_async_level
 
 
@@ -159,6 +160,5 @@ class TileOverlapProductsPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for signature in kernels_at_async_level(op, self.plan):
             for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                for loop in [o for o in roles.walk() if isinstance(o, scf.ForOp)]:
-                    if any(isinstance(o, AsyncDotOp) for o in loop.body.block.ops):
-                        _Overlap(loop.body.block).run()
+                for body in [body for role in roles.bodies for body in role_steps(role.block)]:
+                    _Overlap(body).run()

@@ -28,7 +28,7 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import After, Before, Signature, extend_for, extend_while, yield_more, yields
-from attn_engine.passes.hopper.form import Step, dots, find_plan, is_zero, signature_of, step_of, tables_of
+from attn_engine.passes.hopper.form import Step, attribute, dots, find_plan, is_zero, signature_of, step_of, tables_of
 
 _LARGEST_N = 256
 _WARPS = 4
@@ -66,8 +66,8 @@ class _Pipeline:
         self.slot: SSAValue | None = None
         """Of the queries, if products read them from shared memory."""
         self.table_stages, self.shared_bytes = options.table_stages, options.shared_bytes
-        self.stages = options.stages or _attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
-        self.warps = _attribute(signature.kernel, "num_warps", 4)
+        self.stages = options.stages or attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
+        self.warps = attribute(signature.kernel, "num_warps", 4)
         first = signature.kernel.body.block.first_op
         assert first is not None
         self.top = Before(first)
@@ -225,11 +225,6 @@ def _key(load: tile.LoadOp) -> tuple[SSAValue, ...]:
     return (load.source, *load.indices[:-1])
 
 
-def _attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
-    found = kernel.attributes.get(name)
-    return found.value.data if isinstance(found, builtin.IntegerAttr) else default
-
-
 def _check_shared(kernel: tile.KernelOp, limit: int) -> None:
     rings = [o.result.type for o in kernel.body.block.ops if isinstance(o, RingOp)]
     need = sum(r.byte_size for r in rings)
@@ -268,7 +263,8 @@ def _output(block: Block) -> tile.StoreOp:
 class TilePipelinePass(ModulePass):
     """Moves the operands of a persistent forward kernel through shared memory, and makes its products asynchronous.
 
-    Blocks of keys and of values go through rings of `stages` slots, queries and the output through a slot of their own.
+    Blocks of keys and of values go through rings of `stages` slots, queries and the output through slots of
+    their own, or one for both.
     Every copy and every product is waited for where it is started: roles and order come later.
 
     ```

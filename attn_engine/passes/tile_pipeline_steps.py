@@ -28,7 +28,7 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
-from attn_engine.passes.hopper.form import is_zero
+from attn_engine.passes.hopper.form import attribute, is_zero
 from attn_engine.passes.hopper.steps import (
     Step,
     check_kernel,
@@ -226,12 +226,6 @@ def _check_behind(vector: tile.LoadOp, scope: Before) -> None:
         user = use.operation
         if user.parent is scope.block and user.is_before_in_block(scope.anchor):
             raise AsyncUnsupportedError("it computes with vectors before its first product")
-
-
-def attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
-    """A number that the schedule left on a kernel."""
-    found = kernel.attributes.get(name)
-    return found.value.data if isinstance(found, builtin.IntegerAttr) else default
 
 
 def _align(alloc: tile.AllocOp) -> None:

@@ -15,21 +15,16 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
-    AsyncLoadOp,
-    AsyncStoreOp,
-    AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierExpectOp,
     BarrierWaitOp,
     MakeBarriersOp,
-    ProxyFenceOp,
 )
-from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.dialects.tile_types import BarriersType
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
+from attn_engine.passes.hopper.handshake import COMPUTES, COPIES
 from attn_engine.passes.hopper.rows import walk
 from attn_engine.passes.hopper.slicing import Slice
 from attn_engine.passes.hopper.split_parts import SplitParts
@@ -37,17 +32,12 @@ from attn_engine.passes.hopper.steps import kernels_at_async_level
 from attn_engine.passes.lowering.scope import Scope
 
 _WARPS = 4
-_COPIES = (BarrierExpectOp, AsyncLoadOp)
-_COMPUTES = (
-    *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
-    *(WriteOp, AsyncStoreOp, AsyncStoreWaitOp, tile.AtomicAddOp, tile.ScatterAddOp),
-)
 
 
 def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operation], list[Operation]]:
     """Barriers by which consumers tell the producer that the slots of a step are free; the ops of either side."""
-    produce: list[Operation] = [o for o in walk(block) if isinstance(o, _COPIES)]
-    consume: list[Operation] = [o for o in walk(block) if isinstance(o, _COMPUTES)]
+    produce: list[Operation] = [o for o in walk(block) if isinstance(o, COPIES)]
+    consume: list[Operation] = [o for o in walk(block) if isinstance(o, COMPUTES)]
     empty: SSAValue | None = None
     for loop in [o for o in walk(block) if isinstance(o, scf.ForOp)]:
         body = loop.body.block

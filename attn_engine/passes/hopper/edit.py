@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -99,11 +98,6 @@ def yield_more(block: Block, values: Sequence[SSAValue]) -> None:
     """Appends to what a block yields."""
     end = yields(block)
     end.operands = [*end.operands, *values]
-
-
-def retype(value: SSAValue, shape: Sequence[int]) -> SSAValue:
-    """A tile's value with another shape; returns the value that replaces it."""
-    return Rewriter.replace_value_with_new_type(value, TensorType(tile.element_of(value), shape))
 
 
 @dataclass

@@ -77,6 +77,12 @@ def consumers_of(kernel: tile.KernelOp) -> int:
     return max(1, warps.value.data // _WARPS) if isinstance(warps, IntegerAttr) else AsyncSchedule.consumers
 
 
+def attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
+    """A number that the schedule left on a kernel."""
+    found = kernel.attributes.get(name)
+    return found.value.data if isinstance(found, IntegerAttr) else default
+
+
 def dots(block: Block) -> list[tile.DotOp]:
     return [o for o in block.ops if isinstance(o, tile.DotOp)]
 

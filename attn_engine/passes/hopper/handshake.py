@@ -26,10 +26,10 @@ from attn_engine.dialects.tile_types import BufferType
 from attn_engine.passes.hopper.edit import After, Before
 from attn_engine.passes.hopper.rows import walk
 
-_COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
-_COMPUTES = (
+COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
+COMPUTES = (
     *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
-    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp),
+    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp, tile.AtomicAddOp, tile.ScatterAddOp),
 )
 
 
@@ -44,8 +44,8 @@ class Handshake:
 
     def run(self) -> tuple[list[Operation], list[Operation]]:
         """Adds the missing half of every handshake; the ops of the producer and of the consumers."""
-        self.produce: list[Operation] = [o for o in walk(self.block) if isinstance(o, _COPIES)]
-        self.consume: list[Operation] = [o for o in walk(self.block) if isinstance(o, _COMPUTES)]
+        self.produce: list[Operation] = [o for o in walk(self.block) if isinstance(o, COPIES)]
+        self.consume: list[Operation] = [o for o in walk(self.block) if isinstance(o, COMPUTES)]
         waits = [o for o in walk(self.block) if isinstance(o, BarrierWaitOp)]
         self.empty: dict[SSAValue, SSAValue] = {}
         for expect in [o for o in self.produce if isinstance(o, BarrierExpectOp)]:

@@ -62,10 +62,10 @@ def _of_consumer(ops: Sequence[Operation], dots: Sequence[AsyncDotOp]) -> Late:
     releases = [w.next_op for w in waits]
     free_early, free_late = releases
     assert isinstance(free_early, BarrierArriveOp) and isinstance(free_late, BarrierArriveOp)
-    return Late([slot, full, late, free_early], early, waits[1], free_late, _rounding(late))
+    return Late([slot, full, late, free_early], early, waits[1], free_late, rounding_of(late))
 
 
-def _rounding(late: AsyncDotOp) -> tuple[Operation, ...]:
+def rounding_of(late: AsyncDotOp) -> tuple[Operation, ...]:
     """The map that rounds the weights, if it stands alone, and the move into the registers of an operand."""
     move = late.a.owner
     if not isinstance(move, DotOperandOp):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
@@ -14,11 +13,11 @@ from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp
 from attn_engine.dialects.tile_async_memory import DescribeOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
 from attn_engine.dialects.tile_async_view import RingOp, SlotOp
-from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr, PendingType
+from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.rows import own_constants, row_axes, walk
-from attn_engine.passes.hopper.split_rows import splat_like
+from attn_engine.passes.hopper.split_rows import retype
 from attn_engine.passes.hopper.steps import adds_up
 
 _WARPS = 4
@@ -50,7 +49,7 @@ class SplitParts:
         axes = row_axes(self.block, {op.result: 0 for op in owned})
         for op in list(walk(self.block)):
             self._move(op, axes)
-        self._retype(axes)
+        retype(axes, self.parts)
         for ring in dict.fromkeys(_ring_of(op.a) for op in owned):
             self._divide(ring)
         for op in walk(self.block):
@@ -123,18 +122,6 @@ class SplitParts:
     def _add_offset(self, op: Operation, place: int) -> None:
         start = op.operands[place]
         op.operands[place] = Before(op).add(arith.AddiOp(start, self.offset), start.name_hint or "row0").result
-
-    def _retype(self, axes: dict[SSAValue, int]) -> None:
-        for value, axis in axes.items():
-            type_ = value.type.value if isinstance(value.type, PendingType) else value.type
-            shape = list(tile.shape_of(type_))
-            shape[axis] //= self.parts
-            new = TensorType(tile.element_of(type_), shape)
-            if isinstance(value.owner, arith.ConstantOp):
-                Rewriter.replace_op(value.owner, splat_like(value.owner, new))
-            else:
-                pending = isinstance(value.type, PendingType)
-                Rewriter.replace_value_with_new_type(value, PendingType(new) if pending else new)
 
 
 def _ring_of(value: SSAValue) -> RingOp:

@@ -30,7 +30,7 @@ _WARPS = 4
 
 @dataclass
 class SplitRows:
-    """One kernel: `part` stands for the number of the consumer, `loads` are the ops that now load queries in parts."""
+    """One kernel; `part` stands for the number of the consumer."""
 
     signature: Signature
     block: Block
@@ -52,7 +52,7 @@ class SplitRows:
         self.rows = slot.result.type.get_shape()[0] // self.parts
         row0 = self._first_row(q0)
         self._move(q0, row0, axes)
-        self._retype(axes)
+        retype(axes, self.parts)
         self._split_query(slot, q0)
         for read in [o for o in walk(self.block) if isinstance(o, ReadOp)]:
             self._split_table(read)
@@ -98,18 +98,6 @@ class SplitRows:
         if op.operands[place] is not q0:
             raise AsyncUnsupportedError(f"'{op.name}' of queries does not start at the block's first query")
         op.operands[place] = row0
-
-    def _retype(self, axes: dict[SSAValue, int]) -> None:
-        for value, axis in axes.items():
-            type_ = value.type.value if isinstance(value.type, PendingType) else value.type
-            shape = list(tile.shape_of(type_))
-            shape[axis] //= self.parts
-            new = TensorType(tile.element_of(type_), shape)
-            if isinstance(value.owner, arith.ConstantOp):
-                Rewriter.replace_op(value.owner, splat_like(value.owner, new))
-            else:
-                pending = isinstance(value.type, PendingType)
-                Rewriter.replace_value_with_new_type(value, PendingType(new) if pending else new)
 
     def _describe(self, argument: SSAValue) -> tuple[SSAValue, tuple[int, ...]]:
         """The descriptor's argument with blocks of one part."""
@@ -185,3 +173,17 @@ def splat_like(op: arith.ConstantOp, type_: TensorType) -> arith.ConstantOp:
     if splat is None:
         raise AsyncUnsupportedError("it holds a constant tile of different elements")
     return arith.ConstantOp(DenseIntOrFPElementsAttr.from_list(type_, [splat.value.data]), type_)  # type: ignore[attr-defined]
+
+
+def retype(axes: dict[SSAValue, int], parts: int) -> None:
+    """Tiles become a part of themselves along an axis each."""
+    for value, axis in axes.items():
+        type_ = value.type.value if isinstance(value.type, PendingType) else value.type
+        shape = list(tile.shape_of(type_))
+        shape[axis] //= parts
+        new = TensorType(tile.element_of(type_), shape)
+        if isinstance(value.owner, arith.ConstantOp):
+            Rewriter.replace_op(value.owner, splat_like(value.owner, new))
+        else:
+            pending = isinstance(value.type, PendingType)
+            Rewriter.replace_value_with_new_type(value, PendingType(new) if pending else new)
