@@ -45,9 +45,10 @@ class Finding:
 
 
 def findings(source: str) -> list[Finding]:
-    """One for each kernel of roles of a text; found once per text, and kept beside Triton's own compilations."""
+    """One for each kernel of roles of a text; found once per text and version of Triton, and kept beside Triton's own compilations."""
     asynchronous = source.partition(SEPARATOR)[0]
-    key = hashlib.sha256(asynchronous.encode()).hexdigest()
+    version: str = import_module("triton").__version__
+    key = hashlib.sha256(f"{version}\n{asynchronous}".encode()).hexdigest()
     cache = _cache(key)
     kept: str | None = cache.get_file(_FILE)
     if kept is None:
