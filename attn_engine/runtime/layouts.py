@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-ALIGNMENT = 16
-"""Bytes; what the engine that copies blocks wants of starts and strides."""
+from attn_engine.backends.triton.host_strides import ALIGNMENT
+
 NARROWEST = 64
-"""Columns of a block; copies of narrower ones have been seen to fail on an H200."""
+"""Columns of an operand's block. Kernels with narrower ones, copied whole, have read illegal memory on an H200 (Triton 3.6.0);
+whether the copies or the assembler are at fault is not known."""
 
 
 def in_blocks(tensors: Iterable[Tensor]) -> bool:

@@ -165,7 +165,7 @@ def default_schedule(
 
 
 def _wide(kind: Kind) -> bool:
-    """Whether all tiles have at least 64 columns: copies of narrower ones have been seen to fail on an H200."""
+    """Whether operands of products have at least 64 columns: see `layouts.NARROWEST`."""
     small, large = sorted(1 << (size - 1).bit_length() for size in (kind.key, kind.value))
     return small >= NARROWEST and STATE * 2 // kind.dtype.itemsize // large >= NARROWEST
 

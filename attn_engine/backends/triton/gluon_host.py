@@ -10,24 +10,14 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attn_engine.errors import DescriptorError
-
-_ALIGNMENT = 16
+from attn_engine.backends.triton.host_strides import described_strides
 
 
 def describe(tensor: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
-    """A descriptor for copies of blocks of a tensor; blocks of an empty tensor read as zeros.
-
-    Strides of axes of size 1 do not matter and are replaced where the hardware would refuse them.
-    """
+    """A descriptor for copies of blocks of a tensor; blocks of an empty tensor read as zeros."""
     if tensor.numel() == 0:
         tensor = tensor.new_zeros([max(1, n) for n in tensor.shape])
-    unit = _ALIGNMENT // tensor.element_size()
-    *outer, last = (unit if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    last = 1 if tensor.shape[-1] == 1 else last
-    if last != 1 or any(s <= 0 or s % unit for s in outer) or tensor.data_ptr() % _ALIGNMENT:
-        raise DescriptorError(tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr() % _ALIGNMENT)
-    return TensorDescriptor(tensor, list(tensor.shape), [*outer, last], block, layout)
+    return TensorDescriptor(tensor, list(tensor.shape), described_strides(tensor), block, layout)
 
 
 @cache

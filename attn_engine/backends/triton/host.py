@@ -5,19 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attn_engine.errors import DescriptorError
-
-ALIGNMENT = 16
+from attn_engine.backends.triton.host_strides import described_strides
 
 
 def describe(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    """A descriptor for blocks of a tensor.
-
-    Strides of axes of size 1 do not matter and are replaced where the hardware would refuse them.
-    """
-    unit = ALIGNMENT // tensor.element_size()
-    *outer, last = (unit if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    last = 1 if tensor.shape[-1] == 1 else last
-    if last != 1 or any(s <= 0 or s % unit for s in outer) or tensor.data_ptr() % ALIGNMENT:
-        raise DescriptorError(tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr() % ALIGNMENT)
-    return TensorDescriptor(tensor, list(tensor.shape), [*outer, last], block)
+    """A descriptor for blocks of a tensor."""
+    return TensorDescriptor(tensor, list(tensor.shape), described_strides(tensor), block)
