@@ -66,12 +66,10 @@ class Backend:
     """Looks at the machine code of a text's kernels; None where there is nothing to look for."""
     suffix: str = field(default=".py")
     """File name suffix of the source text."""
-    plans: tuple[str, ...] = ("forward", "backward")
-    """The plans that it may have kernels for."""
     rest: str | None = None
-    """The backend that other plans go to, and those gradients that this one has no kernels for."""
+    """The backend that gradients go to for which this one has no kernels; None if it takes all that it can emit."""
     gradients: tuple[str, ...] = ()
-    """Passes for a plan of gradients; those of `pipeline` if absent."""
+    """Passes for a plan of gradients where there is a `rest`, in place of `pipeline`; without any, all go there."""
     guard: Callable[[Plan, str, Callable[[], Plan]], Plan] | None = None
     """Makes of a plan of gradients, its text, and of how to build it for `rest`, one that goes there if need be."""
     copies_blocks: bool = False

@@ -180,7 +180,7 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
 
     if gradients is None:
         return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
-    if "backward" not in backend.plans:
+    if not backend.gradients:
         return plain()
     own = replace(request, schedule=with_gradients(request.schedule, gradients))
     way = replace(backend, pipeline=backend.gradients)
