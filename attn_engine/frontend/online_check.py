@@ -37,7 +37,7 @@ INDICES = (("b", i64), ("h", i64), ("q_idx", i64))
 
 
 def hard_rows() -> dict[str, Tensor]:
-    """Scores that show what random ones hide; every block of them begins with a finite score."""
+    """Scores that show what random ones hide; each row begins with a finite score."""
     generator = torch.Generator().manual_seed(11)
     normal = 2 * torch.randn(4, KEYS, generator=generator, dtype=torch.float64)
     late, holes = normal[2].clone(), normal[3].clone()
@@ -100,8 +100,8 @@ class _Probe:
     def __init__(self, online: OnlineFunc, evaluate: Evaluate):
         self.online, self.run = online, evaluate
         self.states, self.finals = list(online.online_rowscales), list(online.final_rowscales)
-        self.names = list(hard_rows())
-        self.scores = torch.stack(list(hard_rows().values()))
+        rows = hard_rows()
+        self.names, self.scores = list(rows), torch.stack(list(rows.values()))
         generator = torch.Generator().manual_seed(12)
         self.values = torch.randn(KEYS, CHANNELS, generator=generator, dtype=torch.float64)
         self.dp = torch.randn(len(self.names), KEYS, generator=generator, dtype=torch.float64)

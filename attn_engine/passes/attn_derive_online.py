@@ -12,8 +12,9 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects.attn import AttentionOp, OnlineOp
+from attn_engine.ir.autodiff.graph import IDENTITY
 from attn_engine.passes.online_combine import CombineBuilder
-from attn_engine.passes.online_plan import IDENTITY, OnlinePlan, OnlineReport, plan_online
+from attn_engine.passes.online_plan import OnlinePlan, OnlineReport, plan_online
 from attn_engine.passes.online_regions import StepBuilder, build_epilogue
 
 

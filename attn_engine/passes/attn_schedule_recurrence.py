@@ -13,6 +13,7 @@ from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.arch import Arch, get_arch
 from attn_engine.dialects import attn, tile
+from attn_engine.ir.schedule import padded
 
 WARPS, THREADS = 4, 128
 STATE = 64 * THREADS
@@ -47,14 +48,12 @@ class OpForm:
         return DictionaryAttr({name: IntegerAttr(int(value), i64) for name, value in asdict(self).items()})
 
 
-def form_of(attributes: Mapping[str, object], **default: int) -> dict[str, int]:
-    """The numbers of an op's `form` attribute, over those by default."""
+def form_of(attributes: Mapping[str, object]) -> dict[str, int]:
+    """The numbers of an op's `form` attribute, if it has one."""
     form = attributes.get("form")
-    if isinstance(form, DictionaryAttr):
-        for name, value in form.data.items():
-            assert isinstance(value, IntegerAttr)
-            default[name] = value.value.data
-    return default
+    if not isinstance(form, DictionaryAttr):
+        return {}
+    return {name: value.value.data for name, value in form.data.items() if isinstance(value, IntegerAttr)}
 
 
 class Kind(StrEnum):
@@ -84,7 +83,7 @@ class Work:
         size = 4 if str(tile.element_of(op.v)) == "f32" else 2
         summed = isinstance(op, attn.SweepOp) and op.dot is not None
         weighted = not isinstance(op, attn.DeltaBackwardOp) and op.weight is not None
-        key, value = (_padded(_shape(x.type)[3]) for x in (op.q, op.v))
+        key, value = (padded(_shape(x.type)[3]) for x in (op.q, op.v))
         return cls(key, value, size, _kind(op), op.bounds is not None, summed, weighted)
 
     def block(self) -> int:
@@ -117,10 +116,6 @@ def _kind(op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Kind:
 def _shape(type_: object) -> tuple[int, ...]:
     assert isinstance(type_, TensorType)
     return type_.get_shape()
-
-
-def _padded(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: bool) -> OpForm:
@@ -161,7 +156,7 @@ def _time(pieces: int, places: int, programs: int, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class AttnScheduleRecurrencePass(ModulePass):
-    """Writes to each `attn.recurrence` and `attn.sweep` in which form `convert-recurrence-to-tile` shall lower it.
+    """Writes to each `attn.recurrence`, `attn.sweep` and `attn.delta_backward` in which form `convert-recurrence-to-tile` shall lower it.
 
     ```
     %o = attn.recurrence %q, %k, %v scale %scale decay %g ...

@@ -14,6 +14,7 @@ from attn_engine.ir.autodiff.graph import IDENTITY, Graph, Needs, Slicer
 from attn_engine.passes.backward_dead_rows import INF, DeadRows, element_code
 from attn_engine.passes.backward_saved import choose_saved
 from attn_engine.passes.backward_sweep import Accumulation, Arguments
+from attn_engine.passes.simplify_rule import predicate_of
 
 _COMBINE: dict[attn.ReduceKind, type[arith.AddfOp | arith.MaximumfOp | arith.MinimumfOp]] = {
     attn.ReduceKind.SUM: arith.AddfOp,
@@ -21,9 +22,6 @@ _COMBINE: dict[attn.ReduceKind, type[arith.AddfOp | arith.MaximumfOp | arith.Min
     attn.ReduceKind.MAX: arith.MaximumfOp,
     attn.ReduceKind.MIN: arith.MinimumfOp,
 }
-
-
-_OEQ = 1
 
 
 @dataclass
@@ -220,7 +218,7 @@ def _kind(value: SSAValue) -> attn.ReduceKind:
 def _extremum_attained(value: SSAValue) -> SSAValue | None:
     """m where the value is a reduction over the elements x = m, and m the maximum or minimum of x."""
     condition = _condition(value)
-    if not isinstance(condition, arith.CmpfOp) or condition.predicate.value.data != _OEQ:
+    if not isinstance(condition, arith.CmpfOp) or predicate_of(condition) != "oeq":
         return None
     best = condition.rhs.owner
     return condition.rhs if isinstance(best, attn.RowReduceOp) and best.value is condition.lhs else None

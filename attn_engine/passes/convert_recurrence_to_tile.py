@@ -35,7 +35,7 @@ class ConvertRecurrenceToTilePass(ModulePass):
     name = "convert-recurrence-to-tile"
 
     chunk: int = 64
-    """Tokens per chunk; 1 goes token by token, which every recurrence can (but no `attn.sweep`)."""
+    """Tokens per chunk; 1 goes token by token, which every recurrence and every sweep can."""
     value_block: int = 64
     """Value channels per program: a state of 128 x 64 takes 64 registers of each thread of four warps."""
     pieces: int = 1

@@ -18,12 +18,12 @@ from xdsl.ir import Block, Operation, SSAValue
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp
 from attn_engine.errors import RowValueError
 from attn_engine.ir.algebra import Algebra, add, make_sum, scale
+from attn_engine.ir.autodiff.graph import IDENTITY
 from attn_engine.ir.expression import GROUP, ONE, Atom, Key, Sum, show, show_atom
 from attn_engine.ir.normal_form import NormalForms
 from attn_engine.ir.separation import Refusal, Separation, describe, separate, separate_extremum
 from attn_engine.ir.value_range import value_range
 
-IDENTITY = {ReduceKind.SUM: 0.0, ReduceKind.COUNT: 0.0, ReduceKind.MAX: -math.inf, ReduceKind.MIN: math.inf}
 WEIGHT = "weight"
 
 

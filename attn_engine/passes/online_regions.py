@@ -13,10 +13,11 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from attn_engine.dialects.attn import EpilogueYieldOp, ReduceKind, RowReduceOp, StepYieldOp
+from attn_engine.ir.autodiff.graph import IDENTITY
 from attn_engine.ir.expression import Atom, atoms_of
 from attn_engine.ir.separation import Stabiliser
 from attn_engine.ir.value_range import atom_range
-from attn_engine.passes.online_plan import IDENTITY, OnlinePlan, State
+from attn_engine.passes.online_plan import OnlinePlan, State
 from attn_engine.passes.online_scalars import DEAD, Scalars
 
 

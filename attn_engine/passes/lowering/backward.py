@@ -55,13 +55,12 @@ class BackwardLowering:
         by_key = [n for n, axes in owned.items() if "kv" in axes and "q" not in axes]
         by_query = [n for n, axes in owned.items() if "kv" not in axes]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
-        leads = {*operands.targets, *plan.args}
-        if "dq" in leads or by_query or by_both:
+        if operands.leads("dq") or by_query or by_both:
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             QueryGradients(op, operands, kernel, vectors, by_query, by_both).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
-        if leads & {"dk", "dv"} or by_key:
+        if operands.leads("dk") or operands.leads("dv") or by_key:
             kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
             blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
             KeyGradients(op, operands, kernel, vectors, by_key).build()

@@ -95,6 +95,10 @@ class Operands:
         """Where an operand is read: what the caller gave, or what a kernel has made of it."""
         return self.sources.get(name, self[name])
 
+    def leads(self, name: str) -> bool:
+        """Whether a kernel has to find the gradient of an operand, for the caller or for a mod."""
+        return name in self.targets or name in self.plan.args
+
     def described(self, name: str, rows: int, channels: int) -> SSAValue:
         """A descriptor of an operand for blocks [rows, channels]; made once."""
         key = (name, rows, channels)
@@ -140,8 +144,7 @@ class Frame:
         return self.kernel.take(self.operands.targets.get(name) or self.operands[name])
 
     def leads(self, name: str) -> bool:
-        """Whether a kernel has to find the gradient of an operand, for the caller or for a mod."""
-        return name in self.operands.targets or name in self.operands.plan.args
+        return self.operands.leads(name)
 
     @property
     def sq(self) -> SSAValue:

@@ -18,8 +18,7 @@ from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.query_gradients import element, operand_gradient
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
-
-_OEQ = 1
+from attn_engine.passes.simplify_rule import predicate_of
 
 
 @dataclass
@@ -135,7 +134,7 @@ def compares_scores(op: attn.BackwardOp) -> bool:
     scores: set[SSAValue] = {block.args[0]}
     for inner in block.ops:
         if scores.intersection(inner.operands):
-            if isinstance(inner, arith.CmpfOp) and inner.predicate.value.data == _OEQ:
+            if isinstance(inner, arith.CmpfOp) and predicate_of(inner) == "oeq":
                 return True
             scores.update(inner.results)
     return False

@@ -17,13 +17,7 @@ from xdsl.dialects.builtin import FloatAttr, f32, i1, i32, i64
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
-
-IDENTITY = {
-    attn.ReduceKind.SUM: 0.0,
-    attn.ReduceKind.COUNT: 0.0,
-    attn.ReduceKind.MAX: float("-inf"),
-    attn.ReduceKind.MIN: float("inf"),
-}
+from attn_engine.ir.autodiff.graph import IDENTITY
 
 
 @dataclass(frozen=True)
