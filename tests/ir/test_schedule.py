@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attn_engine.arch import ARCHES, get_arch
@@ -22,11 +24,19 @@ def test_defaults_fit(arch: str, dtype: str, sizes: tuple[int, int]):
 
 
 def test_the_first_preference_that_fits_is_taken():
-    wide = default_kernel_schedule(get_arch("sm_80"), HEADS, Kind.FORWARD)
-    narrow = default_kernel_schedule(get_arch("sm_86"), HEADS, Kind.FORWARD)
-    assert tuple(wide) == (64, 64, 4, 2)
-    assert tuple(narrow) in {(128, 64, 8, 2), (64, 64, 4, 2)}
-    assert narrow.shared_bytes(Kind.FORWARD, get_arch("sm_86"), HEADS) <= get_arch("sm_86").shared_per_block
+    for arch in ("sm_80", "sm_86"):
+        assert tuple(default_kernel_schedule(get_arch(arch), HEADS, Kind.FORWARD)) == (64, 64, 4, 2)
+    hopper = get_arch("sm_90")
+    assert tuple(default_kernel_schedule(hopper, HEADS, Kind.DQ)) == (128, 64, 8, 3)
+    for blocks in (
+        (128, 64, 8, 2),
+        (128, 64, 8, 1),
+        (64, 64, 4, 1),
+        (64, 32, 4, 1),
+    ):  # fewer stages, then smaller blocks
+        shared = KernelSchedule(*blocks).shared_bytes(Kind.DQ, hopper, HEADS)
+        narrow = replace(hopper, shared_per_block=shared)
+        assert tuple(default_kernel_schedule(narrow, HEADS, Kind.DQ)) == blocks
 
 
 def test_shared_memory_is_what_the_compiler_uses():

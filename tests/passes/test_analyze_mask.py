@@ -88,9 +88,10 @@ SIDES = [(name, b) for name in ("blocks", "blocks_t") for b in range(BATCH)]
 
 
 class Writer:
-    """SSA text of a random expression."""
+    """SSA text of a random expression over affine atoms and some that the analysis does not understand."""
 
-    def __init__(self):
+    def __init__(self, draw):
+        self.draw = draw
         self.lines = []
 
     def op(self, text):
@@ -98,90 +99,95 @@ class Writer:
         self.lines.append(f"{name} = {text}")
         return name
 
+    def number(self, value):
+        return self.op(f"arith.constant {value} : i64")
 
-@st.composite
-def masks(draw):
-    """MLIR text of a random mask over affine atoms and some that the analysis does not understand."""
-    w = Writer()
+    def small(self):
+        return self.number(self.draw(st.integers(-6, MOST)))
 
-    def number(value):
-        return w.op(f"arith.constant {value} : i64")
-
-    def small():
-        return number(draw(st.integers(-6, MOST)))
-
-    def uniform():
-        match draw(st.integers(0, 4)):
+    def uniform(self):
+        match self.draw(st.integers(0, 4)):
             case 0:
-                return w.op("attn.load %lens[%b] : tensor<?xi64> -> i64")
+                return self.op("attn.load %lens[%b] : tensor<?xi64> -> i64")
             case 1:
-                return draw(st.sampled_from(["%b", "%h"]))
+                return self.draw(st.sampled_from(["%b", "%h"]))
             case _:
-                return small()
+                return self.small()
 
-    def integer(depth):
+    def integer(self, depth):
         kinds = (
             ["q", "kv", "uniform"]
             if depth == 0
             else ["q", "kv", "q-kv", "+", "-", "*", "//", "max", "min", "abs", "if"]
         )
-        match draw(st.sampled_from(kinds)):
+        match self.draw(st.sampled_from(kinds)):
             case "uniform":
-                return uniform()
+                return self.uniform()
             case "q-kv":
-                return w.op("arith.subi %q, %kv : i64")
+                return self.op("arith.subi %q, %kv : i64")
             case ("+" | "-" | "max" | "min") as sign:
                 name = {"+": "addi", "-": "subi", "max": "maxsi", "min": "minsi"}[sign]
-                return w.op(f"arith.{name} {integer(depth - 1)}, {integer(depth - 1)} : i64")
+                return self.op(f"arith.{name} {self.integer(depth - 1)}, {self.integer(depth - 1)} : i64")
             case "*":
-                factor = number(draw(st.integers(-3, 3)))
-                return w.op(f"arith.muli {integer(depth - 1)}, {factor} : i64")
+                factor = self.number(self.draw(st.integers(-3, 3)))
+                return self.op(f"arith.muli {self.integer(depth - 1)}, {factor} : i64")
             case "//":
-                divisor = number(draw(st.sampled_from([1, 2, 3, 5, 8])))
-                return w.op(f"arith.floordivsi {integer(depth - 1)}, {divisor} : i64")
+                divisor = self.number(self.draw(st.sampled_from([1, 2, 3, 5, 8])))
+                return self.op(f"arith.floordivsi {self.integer(depth - 1)}, {divisor} : i64")
             case "abs":
-                return w.op(f"math.absi {integer(depth - 1)} : i64")
+                return self.op(f"math.absi {self.integer(depth - 1)} : i64")
             case "if":
-                return w.op(f"arith.select {condition()}, {integer(depth - 1)}, {integer(depth - 1)} : i64")
+                return self.op(
+                    f"arith.select {self.condition()}, {self.integer(depth - 1)}, {self.integer(depth - 1)} : i64"
+                )
             case name:
                 return f"%{name}"
 
-    def condition():
-        return unknown() if draw(st.integers(0, 3)) == 0 else atom(0)
+    def condition(self):
+        return self.unknown() if self.draw(st.integers(0, 3)) == 0 else self.atom(0)
 
-    def unknown():
-        if draw(st.booleans()):
-            position = draw(st.sampled_from(["%q", "%kv"]))
-            looked_up = w.op(f"attn.load %table[{position}] : tensor<?xi64> -> i64")
-            return w.op(f"arith.cmpi slt, {looked_up}, {small()} : i64")
-        product = w.op("arith.muli %q, %kv : i64")
-        return w.op(f"arith.cmpi sgt, {product}, {small()} : i64")
+    def unknown(self):
+        if self.draw(st.booleans()):
+            position = self.draw(st.sampled_from(["%q", "%kv"]))
+            looked_up = self.op(f"attn.load %table[{position}] : tensor<?xi64> -> i64")
+            return self.op(f"arith.cmpi slt, {looked_up}, {self.small()} : i64")
+        product = self.op("arith.muli %q, %kv : i64")
+        return self.op(f"arith.cmpi sgt, {product}, {self.small()} : i64")
 
-    def atom(depth):
-        if depth and draw(st.integers(0, 9)) == 0:
-            return unknown()
-        predicate = draw(st.sampled_from(["slt", "sle", "sgt", "sge", "eq", "ne"]))
-        return w.op(f"arith.cmpi {predicate}, {integer(depth)}, {integer(draw(st.integers(0, depth)))} : i64")
+    def atom(self, depth):
+        if depth and self.draw(st.integers(0, 9)) == 0:
+            return self.unknown()
+        predicate = self.draw(st.sampled_from(["slt", "sle", "sgt", "sge", "eq", "ne"]))
+        return self.op(
+            f"arith.cmpi {predicate}, {self.integer(depth)}, {self.integer(self.draw(st.integers(0, depth)))} : i64"
+        )
 
-    def formula(depth):
+    def formula(self, depth):
         if depth == 0:
-            return atom(draw(st.integers(0, 2)))
-        match draw(st.sampled_from(["and", "or", "or", "not", "xor", "select", "atom"])):
+            return self.atom(self.draw(st.integers(0, 2)))
+        match self.draw(st.sampled_from(["and", "or", "or", "not", "xor", "select", "atom"])):
             case "and":
-                return w.op(f"arith.andi {formula(depth - 1)}, {formula(depth - 1)} : i1")
+                return self.op(f"arith.andi {self.formula(depth - 1)}, {self.formula(depth - 1)} : i1")
             case "or":
-                return w.op(f"arith.ori {formula(depth - 1)}, {formula(depth - 1)} : i1")
+                return self.op(f"arith.ori {self.formula(depth - 1)}, {self.formula(depth - 1)} : i1")
             case "xor":
-                return w.op(f"arith.xori {formula(depth - 1)}, {formula(depth - 1)} : i1")
+                return self.op(f"arith.xori {self.formula(depth - 1)}, {self.formula(depth - 1)} : i1")
             case "select":
-                return w.op(f"arith.select {condition()}, {formula(depth - 1)}, {formula(depth - 1)} : i1")
+                return self.op(
+                    f"arith.select {self.condition()}, {self.formula(depth - 1)}, {self.formula(depth - 1)} : i1"
+                )
             case "not":
-                true = w.op("arith.constant true")
-                return w.op(f"arith.xori {formula(depth - 1)}, {true} : i1")
+                true = self.op("arith.constant true")
+                return self.op(f"arith.xori {self.formula(depth - 1)}, {true} : i1")
             case _:
-                return atom(2)
+                return self.atom(2)
 
-    result = formula(draw(st.integers(0, 3)))
+
+@st.composite
+def masks(draw):
+    """MLIR text of a random mask."""
+    w = Writer(draw)
+    result = w.formula(draw(st.integers(0, 3)))
     true = w.op("arith.constant true")
     return "\n".join([*w.lines, f"%m = arith.andi {result}, {true} : i1"])
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+from xdsl.dialects import math
+
+from attn_engine.interpreters.scalar import SCALAR_OPS
 
 NAMES = ("q", "k", "v", "decay", "weight", "initial_state")
 
@@ -87,3 +91,16 @@ def assert_near(name: str, got: Tensor, want: Tensor, tolerance: float = 3e-5) -
     if got.numel():
         error, size = (got.double() - want).abs().max().item(), max(1.0, want.abs().max().item())
         assert error <= tolerance * size, f"{name}: error {error:.2e} where values go up to {size:.2e}"
+
+
+def watched_exponents(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The largest argument of every exp2 that is interpreted from here on."""
+    seen: list[float] = []
+    original = SCALAR_OPS[math.Exp2Op]
+
+    def watched(op, args, dtype_of):
+        seen.append(args[0].max().item())
+        return original(op, args, dtype_of)
+
+    monkeypatch.setitem(SCALAR_OPS, math.Exp2Op, watched)
+    return seen

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
-from xdsl.dialects import math
 
 from attn_engine.backends.triton.interpret import interpret
 from attn_engine.frontend.recurrence import Kind, build_recurrence
-from attn_engine.interpreters.scalar import SCALAR_OPS
 from attn_engine.interpreters.tile import run_plan
 from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, source_of, to_tile
-from tests.recurrence.support import inputs, reference
+from tests.recurrence.support import inputs, reference, watched_exponents
 
 FORMS = [
     Schedule(chunk=16, value_block=16),
@@ -67,14 +65,7 @@ def test_backward(schedule):
 
 
 def test_no_exponent_is_positive(monkeypatch):
-    seen = []
-
-    def watched(op, args, dtype_of):
-        seen.append(args[0].max().item())
-        return original(op, args, dtype_of)
-
-    original = SCALAR_OPS[math.Exp2Op]
-    monkeypatch.setitem(SCALAR_OPS, math.Exp2Op, watched)
+    seen = watched_exponents(monkeypatch)
     x, given = made(40, rate=1.0)
     given[4] = given[4].clone()
     given[4][:, :, 7] = float("-inf")
