@@ -27,8 +27,8 @@ SHOWN = ("attention", "custom", "recurrence")
 FIGURES = """\
 # Figures
 
-All that is recorded in `bench/results`, put together by `docs/generate.py`. Each table names the machine, the versions and the
-command; times are medians, and compare only within one table.
+All that is recorded in `bench/results`, put together by `docs/generate.py`. Tables of GPUs name the card and the
+versions; times are medians, and compare only within one table.
 """
 HEADER = """\
 # Passes

@@ -36,7 +36,7 @@ class AttentionEngine:
         tune: measure a handful of schedules at the first call of a kind, and take the fastest.
         tune_file: JSON in which measured schedules are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bshd" (batch, positions, heads, channels) or "bhsd".
-        backend: the backend to use; by default triton on a GPU and cpu elsewhere.
+        backend: the backend to use; by default cpu on a CPU and triton on a GPU, on Hopper gluon where it is predicted to be faster.
 
     Raises:
         LayoutError, MetaMismatchError, MaskSizeError: for arguments that do not fit; tracing errors at the first call.
