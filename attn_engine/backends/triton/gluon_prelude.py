@@ -30,10 +30,11 @@ def reduce_add_out(descriptor, coordinates, source, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, place, source.handle)
 
 
-# A test that is never true, on values that depend on all exponentials, in front of the wait for a product: a
-# control dependence, which ptxas does not move, where it would move the wait above the exponentials.
+# A test that is true of one denormal number only, on values that depend on all exponentials, in front of the wait for
+# a product: a control dependence, which ptxas does not move, where it would move the wait above the exponentials.
+# Sums of weights may be negative: a warp must not get there with a mask that leaves its own threads out.
 PIN = gl.constexpr(
-    "{ .reg .pred p, q; .reg .b32 m; setp.lt.f32 p, $2, 0f00000000; setp.lt.or.f32 q, $3, 0f00000000, p;"
+    "{ .reg .pred p, q; .reg .b32 m; setp.eq.b32 p, $2, 0x80000001; setp.eq.or.b32 q, $3, 0x80000001, p;"
     " selp.b32 m, 1, 0xffffffff, q; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3; }"
 )
 
