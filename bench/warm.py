@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
     """Runs each task in a process of its own; what one cannot build shows again, with its error, where it is timed."""
-    workers = max(1, min(len(tasks), (os.cpu_count() or 2) - 2))
+    workers = max(1, min(len(tasks), len(os.sched_getaffinity(0)) - 2))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for future in [pool.submit(work, task) for task in tasks]:
             future.exception()
