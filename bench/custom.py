@@ -1,139 +1,77 @@
 """Custom attention beside compiled FlexAttention, or the compiled dense formula where it has none: `python -m bench.custom`.
 
-B4 H32 S4096 D128 bf16 (B1 for sigmoid and relu, whose dense form needs S x S memory). Milliseconds, medians, interleaved.
+Forward and backward of what a user gets without naming a backend, bf16, milliseconds, medians, interleaved with the
+peer. Rows stand in `bench/custom_rows.py`. All of them take some minutes; `--rows` runs a few.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import attn_engine
-from attn_engine import library
+from bench.custom_rows import ROWS, Attend, Custom, flex
 from bench.timing import interleaved
 from bench.warm import side_by_side
 
-S, D, H = 4096, 128, 32
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+__all__ = ["flex"]
+
+OURS, PEER, BESIDE = "ours", "peer", "beside"
+SIDES = (OURS, PEER, BESIDE)
+HEADER = (
+    "| definition | shape | forward ms | TFLOP/s | peer | ratio | backward ms | TFLOP/s | peer | ratio | missed |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
 
 
-@dataclass(frozen=True)
-class Custom:
-    """A definition of ours, its peer, and the captured tensors that train."""
+@dataclass
+class Times:
+    """Milliseconds by side."""
 
-    name: str
-    ours: Attend
-    peer: Attend
-    batch: int = 4
-    trained: tuple[Tensor, ...] = ()
-    slow_peer: bool = False
-    """The peer's backward takes a second or so: run it once."""
+    forward: dict[str, float] = field(default_factory=dict[str, float])
+    backward: dict[str, float] = field(default_factory=dict[str, float])
 
 
-def flex(score_mod: Any, mask_mod: Any) -> Attend:
-    compiled = torch.compile(flex_attention)
-    blocks = create_block_mask(mask_mod, None, None, S, S, device="cuda") if mask_mod is not None else None
-    return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=blocks)
-
-
-def same(name: str, score_mod: Any, mask_mod: Any, **more: Any) -> Custom:
-    """The very same functions on both sides."""
-    ours = attn_engine.compile(score_mod=score_mod, mask_mod=mask_mod)
-    return Custom(name, ours, flex(score_mod, mask_mod), **more)
-
-
-def dense(weight: Callable[[Tensor], Tensor]) -> Attend:
-    """weight(scale q k^T) v over visible keys, compiled."""
-    visible = torch.ones(S, S, dtype=torch.bool, device="cuda").tril()
-
-    @torch.compile
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        p = torch.where(visible, weight((q @ k.transpose(-1, -2)) * D**-0.5), 0.0)
-        return p.to(v.dtype) @ v
-
-    return run
-
-
-def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
-    return q >= kv
-
-
-def definitions() -> list[Custom]:
-    device = torch.device("cuda")
-    slopes = torch.exp2(-torch.arange(1, H + 1, device=device) / 4)
-    trained = slopes.clone().requires_grad_()
-    bias = torch.randn(1, H, S, S, device=device, dtype=torch.bfloat16, requires_grad=True)
-    documents = torch.arange(S, device=device) // (S // 8)
-
-    def window(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (q >= kv) & (q - kv < 1024)
-
-    def same_document(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (q >= kv) & (documents[q] == documents[kv])
-
-    row = {"sigmoid": (library.sigmoid, torch.sigmoid), "relu": (library.relu, torch.relu)}
-    return [
-        same("ALiBi, window 1024", lambda s, b, h, q, kv: s + slopes[h] * (kv - q), window),
-        same(
-            "the same, slopes trained",
-            lambda s, b, h, q, kv: s + trained[h] * (kv - q),
-            window,
-            trained=(trained,),
-            slow_peer=True,
-        ),
-        same("soft-cap 20, causal", lambda s, b, h, q, kv: 20 * torch.tanh(s / 20), causal),
-        same("8 documents, causal", None, same_document),
-        same("dense bias with gradient", lambda s, b, h, q, kv: s + bias[0, h, q, kv], None, trained=(bias,)),
-        *(
-            Custom(f"{name}, causal", attn_engine.compile(row=ours, mask_mod=library.causal), dense(peer), batch=1)
-            for name, (ours, peer) in row.items()
-        ),
-    ]
+def sides(case: Custom) -> dict[str, Attend]:
+    found = {OURS: case.ours, PEER: case.peer() if case.peer is not None else None, BESIDE: case.beside}
+    return {name: attend for name, attend in found.items() if attend is not None}
 
 
 def inputs(case: Custom) -> list[Tensor]:
-    shape = (case.batch, H, S, D)
-    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-
-
-def measure(case: Custom) -> dict[str, tuple[float, float]]:
     torch.manual_seed(0)
-    q, k, v = inputs(case)
-    leaves = (q, k, v, *case.trained)
-    d_o = torch.randn_like(q)
-    result: dict[str, tuple[float, float]] = {}
-    forward = {"ours": ahead(case.ours, q, k, v), "peer": ahead(case.peer, q, k, v)}
-    outputs = {"ours": case.ours(q, k, v), "peer": case.peer(q, k, v)}
-    backward = {name: back(o, leaves, d_o) for name, o in outputs.items()}
-    fast = interleaved(forward)
-    slow = interleaved({"ours": backward["ours"]}) if case.slow_peer else interleaved(backward)
-    if case.slow_peer:
-        slow |= interleaved({"peer": backward["peer"]}, rounds=1, launches=1)
-    for name in forward:
-        result[name] = (fast[name], slow[name])
-    return result
+    shape = case.shape
+    rows = (shape.batch, shape.heads, shape.length)
+    return [torch.randn(*rows, d, device="cuda", dtype=torch.bfloat16) for d in (shape.d, shape.d, shape.dv)]
 
 
-def build(task: tuple[int, bool]) -> None:
-    """One forward and backward of a definition, ours or the peer's."""
-    number, is_ours = task
-    case = definitions()[number]
-    q, k, v = inputs(case)
-    attend = case.ours if is_ours else case.peer
-    torch.autograd.grad(attend(q, k, v).sum(), (q, k, v, *case.trained))
+def trained_by(case: Custom, side: str) -> tuple[Tensor, ...]:
+    return () if side == BESIDE else case.trained
 
 
-def ahead(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
+def measure(case: Custom, attends: dict[str, Attend]) -> Times:
+    operands = inputs(case)
+    leaves = [x.requires_grad_() for x in operands]
+    times = Times(interleaved({name: ahead(attend, operands) for name, attend in attends.items()}))
+    outputs = {name: attend(*leaves) for name, attend in attends.items()}
+    d_o = torch.randn_like(outputs[OURS])
+    backward = {name: back(o, (*leaves, *trained_by(case, name)), d_o) for name, o in outputs.items()}
+    slow = {name: run for name, run in backward.items() if name == PEER and case.slow_peer}
+    times.backward = interleaved({name: run for name, run in backward.items() if name not in slow})
+    times.backward |= interleaved(slow, rounds=1, launches=1, warm_ups=1)
+    return times
+
+
+def ahead(attend: Attend, operands: list[Tensor]) -> Callable[[], object]:
     def run() -> Tensor:
         with torch.no_grad():
-            return attend(q, k, v)
+            return attend(*operands)
 
     return run
 
@@ -142,34 +80,87 @@ def back(o: Tensor, leaves: tuple[Tensor, ...], d_o: Tensor) -> Callable[[], obj
     return lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
 
+def build(task: tuple[str, str]) -> None:
+    """One forward and backward of a side of a row."""
+    functorch.donated_buffer = False
+    name, side = task
+    case = ROWS[name]()
+    attend = sides(case).get(side)
+    if attend is None:
+        return
+    leaves = [x.requires_grad_() for x in inputs(case)]
+    with torch.no_grad():
+        attend(*leaves)
+    o = attend(*leaves)
+    torch.autograd.grad(o, (*leaves, *trained_by(case, side)), torch.randn_like(o))
+
+
+def missed(case: Custom, times: Times) -> list[str]:
+    """What was aimed at and not reached."""
+    found: list[str] = []
+    for n, (name, ms) in enumerate((("forward", times.forward), ("backward", times.backward))):
+        ours = ms[OURS]
+        if PEER in ms and ms[PEER] / ours < case.aims[n]:
+            found.append(f"{name} >= {case.aims[n]:g}x the peer")
+        if case.beside_at_most is not None and math.isfinite(case.beside_at_most[n]) and BESIDE in ms:
+            ratio, most = ours / ms[BESIDE], case.beside_at_most[n]
+            if round(ratio, 2) > round(most, 2):
+                found.append(f"{name} {ratio:.2f}x, not {most:.2f}x, of {_other(case)}")
+        if case.rates is not None and rate(case, ms[OURS], n) < case.rates[n]:
+            found.append(f"{name} >= {case.rates[n]:.0f} TFLOP/s")
+    return found
+
+
+def _other(case: Custom) -> str:
+    return "untrained" if case.trained else "softmax"
+
+
+def rate(case: Custom, ms: float, number: int) -> float:
+    return case.shape.flops[number] / ms * 1e-9
+
+
+def line(case: Custom, times: Times) -> str:
+    cells = [case.name, str(case.shape)]
+    for n, ms in enumerate((times.forward, times.backward)):
+        ours, peer = ms[OURS], ms.get(PEER)
+        beside = f" ({ms[BESIDE]:.3f} {_other(case)})" if BESIDE in ms else ""
+        cells += [f"{ours:.3f}{beside}", f"{rate(case, ours, n):.0f}"]
+        cells += [f"{peer:.3f}", f"{peer / ours:.2f}"] if peer is not None else ["", ""]
+    return "| " + " | ".join([*cells, "; ".join(missed(case, times))]) + " |"
+
+
+def run(name: str) -> str:
+    """A line of the table; what fails says so, and costs the other rows nothing."""
+    torch._dynamo.reset()
+    case = ROWS[name]()
+    attends = sides(case)
+    try:
+        text = line(case, measure(case, attends))
+    except Exception as error:
+        text = f"| {case.name} | failed: {type(error).__name__}: {str(error)[:160]} | | | | | | | | | |"
+    told = getattr(case.ours, "choices", list[str])()
+    for choice in told:
+        print(f"    {choice[:200]}", file=sys.stderr, flush=True)
+    torch.cuda.empty_cache()
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--rows", default=",".join(ROWS), help=f"with commas, of {', '.join(ROWS)}")
     arguments = parser.parse_args()
-    import torch._functorch.config
-
-    torch._functorch.config.donated_buffer = False
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; H{H} S{S} D{D} bf16; `python -m bench.custom`.",
-        "",
-        "| definition | forward ms | peer | ratio | backward ms | peer | ratio |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    cases = definitions()
-    side_by_side(build, [(number, is_ours) for number in range(len(cases)) for is_ours in (True, False)])
-    for case in cases:
-        torch._dynamo.reset()
-        try:
-            found = measure(case)
-        except Exception as error:  # One definition must not cost the others their figures.
-            lines.append(f"| {case.name} | failed: {type(error).__name__}: {str(error)[:120]} | | | | | |")
-        else:
-            (fo, bo), (fp, bp) = found["ours"], found["peer"]
-            lines.append(f"| {case.name} | {fo:.3f} | {fp:.3f} | {fp / fo:.2f} | {bo:.3f} | {bp:.3f} | {bp / bo:.2f} |")
+    functorch.donated_buffer = False  # a graph is run backward more than once
+    names: list[str] = arguments.rows.split(",")
+    command = "python -m bench.custom" + (f" --rows {arguments.rows}" if names != list(ROWS) else "")
+    lines = [f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bf16; `{command}`.", "", *HEADER]
+    print("\n".join(lines), flush=True)
+    side_by_side(build, [(name, side) for name in names for side in SIDES])
+    for name in names:
+        lines.append(run(name))
         print(lines[-1], flush=True)
-        torch.cuda.empty_cache()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "custom.md").write_text("\n".join(lines) + "\n")
+    (arguments.out / f"custom_{names[0]}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

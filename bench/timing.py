@@ -24,13 +24,15 @@ def _once(function: Callable[[], object], flush: torch.Tensor) -> float:
     return start.elapsed_time(end)
 
 
-def interleaved(contenders: Mapping[str, Callable[[], object]], rounds: int = 5, launches: int = 4) -> dict[str, float]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int = 5, launches: int = 4, warm_ups: int = 2
+) -> dict[str, float]:
     """Median milliseconds per contender; every round runs each of them, so that all see the same clock."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for function in contenders.values():
-        function()
-        function()
+        for _ in range(warm_ups):
+            function()
     for _ in range(rounds):
         for name, function in contenders.items():
             times[name] += [_once(function, flush) for _ in range(launches)]
