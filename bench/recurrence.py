@@ -123,8 +123,8 @@ def warm(task: tuple[Case, str, bool]) -> None:
     """Compiles what a case needs, in this process and for the next one."""
     case, name, backward = task
     x, run = case.inputs(), run_of(case, name)
-    (backward_of if backward else forward_of)(x, run)()
-    errors_of(case, x, run, backward)
+    for given in (x, case.sample(x)):
+        (backward_of if backward else forward_of)(given, run)()
     torch.cuda.synchronize()
 
 
@@ -133,9 +133,9 @@ def compile_all(cases: list[Case], peers: list[Case]) -> None:
     tasks = [(case, OURS, backward) for backward in (True, False) for case in cases]
     cores = max(2, (os.cpu_count() or 2) - 2)
     shares = cores - min(len(tasks), cores // 2) if peers else 0
-    with ProcessPoolExecutor(cores, SPAWN) as pool:
-        parts = [pool.submit(compile_share, (peers, number, shares)) for number in range(shares)]
-        for future in [*[pool.submit(warm, task) for task in tasks], *parts]:
+    with ProcessPoolExecutor(max(shares, 1), SPAWN) as others, ProcessPoolExecutor(cores - shares, SPAWN) as own:
+        parts = [others.submit(compile_share, (peers, number, shares)) for number in range(shares)]
+        for future in [*[own.submit(warm, task) for task in tasks], *parts]:
             future.result()
 
 
