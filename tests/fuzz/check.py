@@ -108,7 +108,20 @@ def eager(case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) ->
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return eager_attention(q, k, v, functions, SCALE)[: 1 + case.has_lse]
 
-    return run(attend, tensors, captures, *cotangents_of(case))
+    cotangents = cotangents_of(case)
+    with exact_by_default():
+        return run(attend, tensors, captures, *cotangents)
+
+
+@contextmanager
+def exact_by_default() -> Iterator[None]:
+    """What torch makes of integers and Python numbers is float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def engine(backend: str, case: Case, tensors: Sequence[Tensor], captures: dict[str, Tensor]) -> Results:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -24,7 +25,6 @@ from tests.support.engines import ALL
 
 LEAST_ACCEPTED = 0.8
 """The share of drawn cases that must be fit to be compared."""
-BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,20 @@ def run_mutant(number: int) -> tuple[str, int | None]:
 
 
 def _compare(options: argparse.Namespace, pool: multiprocessing.pool.Pool) -> Tally:
-    tally, seeds, start = Tally(), count(options.seed), time.monotonic()
-    backends = tuple(options.backends.split(","))
-    while tally.compared < options.cases and time.monotonic() - start < options.seconds:
-        size = min(BATCH * options.jobs, options.cases - tally.compared)
-        batch = [(next(seeds), backends, options.tries) for _ in range(size)]
-        for checked in pool.imap_unordered(check, batch):
-            tally.add(checked)
+    """Cases until enough are compared or the time is up; two wait for each process, so that none is idle."""
+    tally, end = Tally(), time.monotonic() + options.seconds
+    backends, free = tuple(options.backends.split(",")), threading.Semaphore(2 * options.jobs)
+
+    def jobs() -> Iterator[tuple[int, tuple[str, ...], int]]:
+        for seed in count(options.seed):
+            free.acquire()
+            if tally.compared >= options.cases or time.monotonic() >= end:
+                return
+            yield seed, backends, options.tries
+
+    for checked in pool.imap_unordered(check, jobs()):
+        tally.add(checked)
+        free.release()
     return tally
 
 
