@@ -13,6 +13,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_compute import (
     BufferMapOp,
     BufferReduceOp,
+    BufferScanOp,
     BufferScatterAddOp,
     BufferTotalOp,
     GemmOp,
@@ -47,7 +48,7 @@ def reads(op: Operation) -> list[SSAValue]:
             return [op.a, op.b, op.acc]
         case BufferMapOp() | BufferScatterAddOp():
             return _buffers(op.inputs)
-        case BufferReduceOp() | BufferTotalOp():
+        case BufferReduceOp() | BufferScanOp() | BufferTotalOp():
             return [op.source]
         case _:
             return []
@@ -56,7 +57,7 @@ def reads(op: Operation) -> list[SSAValue]:
 def writes(op: Operation) -> list[SSAValue]:
     """The buffers that an op writes, whole."""
     match op:
-        case BufferFillOp() | CopyInOp() | CopyOp() | BufferReduceOp():
+        case BufferFillOp() | CopyInOp() | CopyOp() | BufferReduceOp() | BufferScanOp():
             return [op.target]
         case GemmOp():
             return [op.acc]
@@ -88,8 +89,8 @@ def _check_op(kernel: tile.KernelOp, op: Operation, threads: int) -> None:
     for value in (*op.operands, *op.results):
         if isinstance(value.type, TensorType):
             raise VerifyException(f"{op.name}: a kernel with buffers has no values of type {value.type}")
-    if isinstance(op, scf.ForOp | scf.IfOp) and op.results:
-        raise VerifyException(f"{op.name}: a kernel with buffers carries in buffers, not in results")
+    if isinstance(op, scf.IfOp) and op.results:
+        raise VerifyException("scf.if: a branch of a kernel with buffers writes buffers, it has no results")
 
 
 def _check_block(block: Block, written: set[SSAValue]) -> set[SSAValue]:

@@ -203,9 +203,54 @@ class BufferTotalOp(IRDLOperation):
             raise VerifyException(f"a total of {source} is no {self.result.type}")
 
 
+@irdl_op_definition
+class BufferScanOp(IRDLOperation):
+    """Running sums (or maxima, minima) of a fragment along one axis, each element's own included; `reverse` from the end.
+
+    The target may be the source.
+
+    ```
+    tile.buffer_scan sum %g, 0 into %s : !tile.buffer<64x8xf32, register>, !tile.buffer<64x8xf32, register>
+    tile.buffer_scan sum %g, 0 reverse into %s : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
+    ```
+    """
+
+    name = "tile.buffer_scan"
+    kind = prop_def(tile.ReductionAttr)
+    axis = prop_def(IntegerAttr[I64])
+    reverse = opt_prop_def(UnitAttr)
+    source = operand_def(BufferType)
+    target = operand_def(BufferType)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$kind $source `,` $axis (`reverse` $reverse^)? `into` $target attr-dict `:` type($source) `,` type($target)"
+    )
+
+    def __init__(self, kind: tile.Reduction, source: SSAValue, axis: int, target: SSAValue, reverse: bool = False):
+        super().__init__(
+            operands=[source, target],
+            properties={
+                "kind": tile.ReductionAttr(kind),
+                "axis": IntegerAttr(axis, i64),
+                "reverse": UnitAttr() if reverse else None,
+            },
+        )
+
+    def verify_(self) -> None:
+        source, axis = buffer_type(self.source), self.axis.value.data
+        if not 0 <= axis < len(source.get_shape()) or len(source.get_shape()) > 2:
+            raise VerifyException(f"axis {axis} of {source}; a scan takes a fragment of rank 1 or 2")
+        if self.target.type != source or not is_fragment(self.source):
+            raise VerifyException(f"a scan is of a fragment into one like it, got {source} and {self.target.type}")
+        layouts = [fragment_layout(v) for v in (self.source, self.target)]
+        if len({None if layout is None else ownership(layout) for layout in layouts}) > 1:
+            raise VerifyException(f"a scan's source is held as {layouts[0]}, its target as {layouts[1]}")
+
+
 BUFFER_COMPUTE_OPS: list[type[Operation]] = [
     BufferMapOp,
     BufferReduceOp,
+    BufferScanOp,
     BufferScatterAddOp,
     BufferTotalOp,
     GemmOp,

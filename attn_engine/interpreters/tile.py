@@ -282,9 +282,13 @@ def _reduce(machine: Machine, op: tile.ReduceOp) -> Sequence[Tensor]:
     return [REDUCE[op.kind.data](machine.values[op.value], op.axis.value.data)]
 
 
+def scan(kind: tile.Reduction, value: Tensor, axis: int, reverse: bool) -> Tensor:
+    """Running sums, maxima or minima along an axis; `reverse` from its end."""
+    return _SCAN[kind](value.flip(axis), axis).flip(axis) if reverse else _SCAN[kind](value, axis)
+
+
 def _scan(machine: Machine, op: tile.ScanOp) -> Sequence[Tensor]:
-    axis, scan, value = op.axis.value.data, _SCAN[op.kind.data], machine.values[op.value]
-    return [scan(value.flip(axis), axis).flip(axis) if op.reverse is not None else scan(value, axis)]
+    return [scan(op.kind.data, machine.values[op.value], op.axis.value.data, op.reverse is not None)]
 
 
 def _slice(machine: Machine, op: tile.SliceOp) -> Sequence[Tensor]:

@@ -24,7 +24,7 @@ from attn_engine.dialects.tile_types import BufferType, MemorySpace
 from attn_engine.errors import AttnEngineError
 from attn_engine.interpreters import tile_memory
 from attn_engine.interpreters.scalar import exact_dtype, oracle_dtypes
-from attn_engine.interpreters.tile import REDUCE, Argument, Machine, find, place
+from attn_engine.interpreters.tile import REDUCE, Argument, Machine, find, place, scan
 
 
 class MissingBarrierError(AttnEngineError):
@@ -213,6 +213,12 @@ def _reduce(machine: BufferMachine, op: compute.BufferReduceOp) -> Result:
     return []
 
 
+def _scan(machine: BufferMachine, op: compute.BufferScanOp) -> Result:
+    sums = scan(op.kind.data, machine.values[op.source], op.axis.value.data, op.reverse is not None)
+    machine.values[op.target].copy_(sums)
+    return []
+
+
 def _total(machine: BufferMachine, op: compute.BufferTotalOp) -> Result:
     return [REDUCE[op.kind.data](machine.values[op.source], 0)]
 
@@ -231,6 +237,7 @@ _RULES: dict[type[Operation], Callable[..., Result]] = {
     compute.BufferMapOp: _map,
     compute.IndexOp: _index,
     compute.BufferReduceOp: _reduce,
+    compute.BufferScanOp: _scan,
     compute.BufferScatterAddOp: _scatter_add,
     compute.BufferTotalOp: _total,
 }

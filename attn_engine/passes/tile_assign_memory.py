@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_memory as buffers
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferTotalOp, GemmOp, Split
+from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp, BufferTotalOp, GemmOp, Split
 from attn_engine.dialects.tile_types import MemorySpace
 from attn_engine.errors import PassError
 from attn_engine.passes.memory.held import (
@@ -130,6 +130,12 @@ def _reduce(memory: Memory, op: tile.ReduceOp) -> None:
     memory.insert(BufferReduceOp(op.kind.data, memory.buffer(op.value), op.axis.value.data, memory.target(op.result)))
 
 
+def _scan(memory: Memory, op: tile.ScanOp) -> None:
+    reverse, target = op.reverse is not None, memory.target(op.result)
+    memory.insert(BufferScanOp(op.kind.data, memory.buffer(op.value), op.axis.value.data, target, reverse))
+    memory.share(op.result)
+
+
 # --- blocks ------------------------------------------------------------------------------------
 
 
@@ -151,6 +157,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.ScatterAddOp: convert_scatter,
     tile.DotOp: _dot,
     tile.ReduceOp: _reduce,
+    tile.ScanOp: _scan,
     tile.MapOp: convert_map,
     scf.ForOp: _for,
     scf.IfOp: _if,

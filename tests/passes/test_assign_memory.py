@@ -148,9 +148,18 @@ def test_tiles_of_truth_values_are_computed_where_they_are_read():
     assert types and not any("16x16xi" in type_ for type_ in types)
 
 
+def with_last(op: str) -> ModuleOp:
+    text = LOOP.format(carried="%p, %q, %s").replace("  tile.store %a,", f"  %last = {op}\n  tile.store %last,")
+    return lowered(text, "attn-simplify")
+
+
+@pytest.mark.parametrize("direction", ["", "reverse 1 "])
+def test_running_sums(direction: str):
+    module = with_last(f"tile.scan sum %a, 0 {direction}: tensor<16xf32> -> tensor<16xf32>")
+    x, y = torch.randn(32), torch.full((2, 32), torch.nan)
+    assert_same(module, "p", [x, None], [y], 3)
+
+
 def test_what_has_no_rule_is_named():
-    text = LOOP.format(carried="%p, %q, %s").replace(
-        "  tile.store %a,", "  %scan = tile.scan sum %a, 0 : tensor<16xf32> -> tensor<16xf32>\n  tile.store %scan,"
-    )
-    with pytest.raises(PassError, match=r"tile-assign-memory: no rule for tile\.scan"):
-        buffered(lowered(text, "attn-simplify"))
+    with pytest.raises(PassError, match=r"tile-assign-memory: no rule for tile\.concat"):
+        buffered(with_last("tile.concat %a axis 0 : tensor<16xf32> -> tensor<16xf32>"))

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule
 from attn_engine.backends.hip import types
-from attn_engine.backends.hip.emit_buffer import BUFFER_RULES, reduce_scratch
+from attn_engine.backends.hip.emit_buffer import BUFFER_RULES, NEEDS_SCRATCH, scratch_type
 from attn_engine.backends.hip.emit_plan import PlanPrinter, print_plan, signature
 from attn_engine.backends.hip.emit_scalar import SCALAR_RULES
 from attn_engine.backends.hip.printer import RESERVED, KernelPrinter
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferTotalOp
 from attn_engine.errors import UnsupportedOpError
 
 _PRELUDE = """
@@ -39,11 +38,26 @@ def _print_block(printer: KernelPrinter, block: Block) -> None:
 
 
 def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
-    index = op.body.block.args[0]
+    """Numbers that the loop carries are variables, assigned at once at its end."""
+    index, *carries = op.body.block.args
+    for argument, start, result in zip(carries, op.iter_args, op.results, strict=True):
+        printer.names.bind(result, printer.text(argument))
+        printer.writer.line(f"{types.element(argument.type)} {printer.text(argument)} = {printer.text(start)};")
     name, type_ = printer.text(index), types.element(index.type)
     start, end, step = printer.texts([op.lb, op.ub, op.step])
     with printer.writer.block(f"for ({type_} {name} = {start}; {name} < {end}; {name} += {step}) {{", "}"):
         _print_block(printer, op.body.block)
+        _carry(printer, carries, op.body.block.last_op)
+
+
+def _carry(printer: KernelPrinter, carries: Sequence[SSAValue], end: Operation | None) -> None:
+    assert end is not None
+    copies: list[str] = []
+    for argument, value in zip(carries, end.operands, strict=True):
+        copies.append(printer.names.fresh(f"next_{printer.text(argument)}"))
+        printer.writer.line(f"const {types.element(argument.type)} {copies[-1]} = {printer.text(value)};")
+    for argument, copy in zip(carries, copies, strict=True):
+        printer.writer.line(f"{printer.text(argument)} = {copy};")
 
 
 def _if(printer: KernelPrinter, op: scf.IfOp) -> None:
@@ -70,9 +84,9 @@ def _print_kernel(printer: KernelPrinter) -> None:
     printer.writer.line(f'extern "C" ATTN_KERNEL({printer.threads})')
     with printer.writer.block(f"void {printer.name}({', '.join(parameters)}) {{", "}"):
         for op in printer.kernel.walk():
-            if isinstance(op, BufferReduceOp | BufferTotalOp):
+            if isinstance(op, NEEDS_SCRATCH):
                 printer.scratch[op] = printer.names.fresh("scratch")
-                printer.writer.line(f"ATTN_SHARED {reduce_scratch(op)} {printer.scratch[op]};")
+                printer.writer.line(f"ATTN_SHARED {scratch_type(op)} {printer.scratch[op]};")
         _print_block(printer, printer.kernel.body.block)
 
 

@@ -116,16 +116,25 @@ def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
     printer.writer.line(f"attn::gemm<{sizes}>({left}, {right}, {acc});")
 
 
-def reduce_scratch(op: compute.BufferReduceOp | compute.BufferTotalOp) -> str:
-    """The C++ type of the LDS that a reduction needs where waves share its axis."""
-    element = types.element(memory.buffer_type(op.source).element_type)
-    if isinstance(op, compute.BufferReduceOp):
-        waves = _layout(op.source).split[op.axis.value.data]
-        return f"attn::Scratch<{element}, {memory.buffer_type(op.target).get_shape()[0]}, {waves}>"
+NEEDS_SCRATCH = compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp
+"""Ops along an axis that waves may share."""
+
+
+def scratch_sizes(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> tuple[int, int]:
+    """(numbers of each wave, waves that share the axis) of what waves tell each other through LDS."""
     held = memory.fragment_layout(op.source)
-    if not isinstance(held, SliceLayoutAttr):
+    if isinstance(held, SliceLayoutAttr):
+        return 1, held.parent.split[1 - held.axis.data]
+    if not isinstance(held, MfmaAttr) or isinstance(op, compute.BufferTotalOp):
         raise UnsupportedOpError(f"a fragment {op.source.type} held as {held}", types.BACKEND_NAME)
-    return f"attn::Scratch<{element}, 1, {held.parent.split[1 - held.axis.data]}>"
+    axis = op.axis.value.data
+    return memory.buffer_type(op.source).get_shape()[1 - axis], held.split[axis]
+
+
+def scratch_type(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> str:
+    """The C++ type of the LDS that an op needs where waves share its axis."""
+    length, waves = scratch_sizes(op)
+    return f"attn::Scratch<{types.element(memory.buffer_type(op.source).element_type)}, {length}, {waves}>"
 
 
 def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
@@ -137,6 +146,13 @@ def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
 def _total(printer: KernelPrinter, op: compute.BufferTotalOp) -> None:
     name = f"attn::total<{_REDUCTIONS[op.kind.data]}>"
     printer.assign(op, f"{name}({printer.text(op.source)}, {printer.scratch[op]})")
+
+
+def _scan(printer: KernelPrinter, op: compute.BufferScanOp) -> None:
+    source, target = printer.texts([op.source, op.target])
+    reverse = str(op.reverse is not None).lower()
+    name = f"attn::scan<{_REDUCTIONS[op.kind.data]}, {op.axis.value.data}, {reverse}>"
+    printer.writer.line(f"{name}({source}, {target}, {printer.scratch[op]});")
 
 
 def _index(printer: KernelPrinter, op: compute.IndexOp) -> None:
@@ -236,6 +252,7 @@ BUFFER_RULES: dict[type[Operation], Callable[..., None]] = {
     compute.GemmOp: _gemm,
     compute.BufferMapOp: _map,
     compute.BufferReduceOp: _reduce,
+    compute.BufferScanOp: _scan,
     compute.BufferScatterAddOp: _scatter_add,
     compute.BufferTotalOp: _total,
 }

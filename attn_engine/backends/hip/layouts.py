@@ -215,6 +215,7 @@ class _Groups:
 _MEETING = (
     compute.BufferMapOp,
     compute.BufferReduceOp,
+    compute.BufferScanOp,
     compute.BufferScatterAddOp,
     compute.GemmOp,
     memory.CopyOp,

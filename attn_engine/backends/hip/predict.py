@@ -8,11 +8,12 @@ from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import SSAValue
 
 from attn_engine.arch import Arch
+from attn_engine.backends.hip.emit_buffer import NEEDS_SCRATCH, scratch_sizes
 from attn_engine.backends.hip.lds import lds_bytes
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
-from attn_engine.dialects.tile_buffer_layout import MfmaAttr, SliceLayoutAttr
+from attn_engine.dialects.tile_buffer_layout import MfmaAttr
 from attn_engine.dialects.tile_types import MemorySpace
 
 _DEPTH_OF_F32 = {32: 2, 16: 4}
@@ -34,20 +35,14 @@ def predict(module: ModuleOp, arch: Arch) -> dict[str, Needs]:
 def _needs(kernel: tile.KernelOp, arch: Arch) -> Needs:
     allocs = [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
     tiles = sum(lds_bytes(a) for a in allocs if memory.buffer_type(a.result).memory_space is MemorySpace.SHARED)
-    reductions = [op for op in kernel.walk() if isinstance(op, compute.BufferReduceOp | compute.BufferTotalOp)]
+    shared_axes = [op for op in kernel.walk() if isinstance(op, NEEDS_SCRATCH)]
     products = [op for op in kernel.walk() if isinstance(op, compute.GemmOp)]
-    return Needs(tiles + sum(map(_scratch, reductions)), sum(_instructions(op, arch) for op in products))
+    return Needs(tiles + sum(map(_scratch, shared_axes)), sum(_instructions(op, arch) for op in products))
 
 
-def _scratch(op: compute.BufferReduceOp | compute.BufferTotalOp) -> int:
-    """Bytes by which waves that share a reduced axis combine what each has; none where one wave has all."""
-    held = memory.fragment_layout(op.source)
-    if isinstance(op, compute.BufferReduceOp):
-        assert isinstance(held, MfmaAttr)
-        waves, length = held.split[op.axis.value.data], memory.buffer_type(op.target).get_shape()[0]
-    else:
-        assert isinstance(held, SliceLayoutAttr)
-        waves, length = held.parent.split[1 - held.axis.data], 1
+def _scratch(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> int:
+    """Bytes by which waves that share an axis combine what each has; none where one wave has all."""
+    length, waves = scratch_sizes(op)
     return 4 * waves * length if waves > 1 else 0
 
 

@@ -39,10 +39,14 @@ class _Copy:
 
 
 def _scalars(op: Operation, loop: scf.ForOp) -> list[Operation] | None:
-    """The scalar ops of the loop's body that an op's operands come from, in order; None if other ops are among them."""
+    """The scalar ops of the loop's body that an op's operands come from, in order; None if other ops are among them, or
+    what the loop carries, which is known only when its turn has come."""
     body, found, stack = loop.body.block, set[Operation](), list(op.operands)
     while stack:
-        owner = stack.pop().owner
+        value = stack.pop()
+        if value in body.args[1:]:
+            return None
+        owner = value.owner
         if not isinstance(owner, Operation) or owner.parent is not body or owner in found:
             continue
         if not owner.has_trait(Pure()):

@@ -117,6 +117,8 @@ def _nothing(printer: KernelPrinter, op: Operation) -> None:
 
 
 def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
+    if op.iter_args:
+        raise UnsupportedOpError("scf.for that carries a number", types.BACKEND_NAME)
     lower, upper, step = printer.texts([op.lb, op.ub, op.step])
     stages = integer_attribute(op, "stages", 1)
     trips = f"T.ceildiv({upper} - {lower}, {step})"  # below 0 is none: a maximum would stop TileLang's pipeliner

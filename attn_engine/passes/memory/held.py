@@ -63,6 +63,8 @@ class Memory:
     """Values whose copy in shared memory was made with them."""
     preferred: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Buffers of loop carries that a value of the loop's body is best written to."""
+    turned: dict[SSAValue, tuple[SSAValue, Block]] = field(default_factory=dict[SSAValue, tuple[SSAValue, Block]])
+    """Of tiles in shared memory that are read as their transpose: a fragment with it, and the block that fills it."""
     allocs: list[Operation] = field(default_factory=list[Operation])
     taken: list[SSAValue] = field(default_factory=list[SSAValue])
     free: list[SSAValue] = field(default_factory=list[SSAValue])
@@ -147,12 +149,17 @@ class Memory:
         return self.alloc(value.type, MemorySpace.SHARED, f"{value.name_hint or 'v'}_shared")
 
     def _turned(self, value: SSAValue, shared: SSAValue) -> SSAValue:
-        """A fragment with the transpose of a tile in shared memory."""
+        """A fragment with the transpose of a tile in shared memory; one that another branch or loop fills is no use here."""
+        assert self.at is not None
+        target, block = self.turned.get(value, (None, None))
+        if target is not None and block is not None and block.find_ancestor_op_in_block(self.at) is not None:
+            return target
         target = self.alloc(value.type, MemorySpace.REGISTER, value.name_hint)
         body = Block(arg_types=[buffer_type(shared).element_type])
         body.add_op(tile.MapYieldOp(body.args[0]))
         self.insert(BufferMapOp([shared], [(1, 0)], [target], body))
-        self.held[value] = InBuffer(target)
+        assert self.at.parent is not None
+        self.turned[value] = target, self.at.parent
         return target
 
     def finish(self) -> None:

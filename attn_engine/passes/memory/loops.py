@@ -1,4 +1,4 @@
-"""What loops and branches carry: buffers, written in place where nothing reads the old value any more."""
+"""What loops and branches carry: tensors in buffers, written in place where nothing reads the old value any more."""
 
 from __future__ import annotations
 
@@ -29,21 +29,19 @@ def convert_for(memory: Memory, op: scf.ForOp, convert: Convert, stages: int) ->
     ```
     tile.copy %init, %a ; scf.for %i = ... { ...; tile.copy %next, %a }
     ```
-    where a copy is made only if the value is not in the right buffer already.
+    where a copy is made only if the value is not in the right buffer already. Numbers are carried as they were.
     """
-    _only_tensors(op, op.iter_args)
     old = op.body.block
-    carries = [_carry(memory, init, arg, op) for init, arg in zip(op.iter_args, old.args[1:], strict=True)]
-    for value, buffer in zip((*old.args[1:], *op.results), (*carries, *carries), strict=True):
-        memory.held[value] = InBuffer(buffer)
     end = old.last_op
     assert isinstance(end, scf.YieldOp)
-    for value, buffer, arg in zip(end.operands, carries, old.args[1:], strict=True):
-        _prefer(memory, value, buffer, arg, old)
-    body = Block(arg_types=[old.args[0].type])
-    body.args[0].name_hint = old.args[0].name_hint
-    old.args[0].replace_all_uses_with(body.args[0])
-    new = memory.insert(scf.ForOp(op.lb, op.ub, op.step, [], body))
+    places = [n for n, init in enumerate(op.iter_args) if _is_tensor(init)]
+    args = [old.args[1 + n] for n in places]
+    carries = [_carry(memory, op.iter_args[n], arg, op) for n, arg in zip(places, args, strict=True)]
+    for value, buffer in zip((*args, *(op.results[n] for n in places)), (*carries, *carries), strict=True):
+        memory.held[value] = InBuffer(buffer)
+    for n, buffer, arg in zip(places, carries, args, strict=True):
+        _prefer(memory, end.operands[n], buffer, arg, old)
+    new, body = _loop_of_numbers(memory, op)
     _move(old, body)
     before = len(memory.taken)
     convert(memory, body)
@@ -55,9 +53,25 @@ def convert_for(memory: Memory, op: scf.ForOp, convert: Convert, stages: int) ->
     del memory.taken[before:]
 
 
+def _loop_of_numbers(memory: Memory, op: scf.ForOp) -> tuple[scf.ForOp, Block]:
+    """The loop without its tensors, and its body, still empty."""
+    old = op.body.block
+    numbers = [n for n, init in enumerate(op.iter_args) if not _is_tensor(init)]
+    kept = [old.args[0], *(old.args[1 + n] for n in numbers)]
+    body = Block(arg_types=[arg.type for arg in kept])
+    new = memory.insert(scf.ForOp(op.lb, op.ub, op.step, [op.iter_args[n] for n in numbers], body))
+    results = [op.results[n] for n in numbers]
+    for before, after in zip((*kept, *results), (*body.args, *new.results), strict=True):
+        after.name_hint = before.name_hint
+        before.replace_all_uses_with(after)
+    return new, body
+
+
 def convert_if(memory: Memory, op: scf.IfOp, convert: Convert) -> None:
     """Both branches write the results' buffers."""
-    _only_tensors(op, op.results)
+    for result in op.results:
+        if not _is_tensor(result):
+            raise PassError("tile-assign-memory", f"scf.if gives a value of type {result.type}, not a tensor")
     targets = [memory.alloc(r.type, MemorySpace.REGISTER, r.name_hint) for r in op.results]
     for result, target in zip(op.results, targets, strict=True):
         memory.held[result] = InBuffer(target)
@@ -72,10 +86,8 @@ def convert_if(memory: Memory, op: scf.IfOp, convert: Convert) -> None:
         _end(memory, end, targets)
 
 
-def _only_tensors(op: Operation, values: Sequence[SSAValue]) -> None:
-    for value in values:
-        if not isinstance(value.type, TensorType):
-            raise PassError("tile-assign-memory", f"{op.name} carries a value of type {value.type}, not a tensor")
+def _is_tensor(value: SSAValue) -> bool:
+    return isinstance(value.type, TensorType)
 
 
 def _move(source: Block, target: Block) -> None:
@@ -124,7 +136,7 @@ def _ancestor(op: Operation, block: Block) -> Operation:
 def _end(memory: Memory, end: scf.YieldOp, targets: Sequence[SSAValue]) -> None:
     """What is carried on, moved to its buffers as if at once: a buffer that is both read and written is saved first."""
     memory.at = end
-    moves = [(value, target) for value, target in zip(end.operands, targets, strict=True)]
+    moves = list(zip(filter(_is_tensor, end.operands), targets, strict=True))
     written = {target for value, target in moves if not _is_in(memory, value, target)}
     for value, _ in moves:
         held = memory.held[value]
@@ -134,7 +146,7 @@ def _end(memory: Memory, end: scf.YieldOp, targets: Sequence[SSAValue]) -> None:
             memory.held[value] = InBuffer(saved)
     for value, target in moves:
         memory.move(value, target)
-    Rewriter.replace_op(end, scf.YieldOp())
+    Rewriter.replace_op(end, scf.YieldOp(*(value for value in end.operands if not _is_tensor(value))))
 
 
 def _is_in(memory: Memory, value: SSAValue, buffer: SSAValue) -> bool:

@@ -193,12 +193,35 @@ tile.kernel @k() attributes {threads = 128 : i64} {
 
 // -----
 
-// CHECK: scf.for: a kernel with buffers carries in buffers, not in results
-tile.kernel @k(%n: i32, %x: f32) attributes {threads = 128 : i64} {
+// CHECK: scf.if: a branch of a kernel with buffers writes buffers, it has no results
+tile.kernel @k(%n: i1, %x: f32) attributes {threads = 128 : i64} {
   %s = tile.buffer_alloc : !tile.buffer<64xf32, shared>
-  %r = scf.for %i = %n to %n step %n iter_args(%a = %x) -> (f32) : i32 {
-    scf.yield %a : f32
+  %r = scf.if %n -> (f32) {
+    scf.yield %x : f32
+  } else {
+    scf.yield %x : f32
   }
+  tile.end
+}
+
+// -----
+
+// CHECK: a scan is of a fragment into one like it
+tile.kernel @k(%x: f32) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64x16xf32, register>
+  %t = tile.buffer_alloc : !tile.buffer<64x16xf32, shared>
+  tile.buffer_fill %s, %x : !tile.buffer<64x16xf32, register>, f32
+  tile.buffer_scan sum %s, 0 into %t : !tile.buffer<64x16xf32, register>, !tile.buffer<64x16xf32, shared>
+  tile.end
+}
+
+// -----
+
+// CHECK: axis 1 of !tile.buffer<64xf32, register>; a scan takes a fragment of rank 1 or 2
+tile.kernel @k(%x: f32) attributes {threads = 128 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  tile.buffer_fill %s, %x : !tile.buffer<64xf32, register>, f32
+  tile.buffer_scan sum %s, 1 into %s : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
   tile.end
 }
 

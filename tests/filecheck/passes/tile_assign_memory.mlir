@@ -74,3 +74,62 @@ tile.kernel @adds(%x: !tile.global<2 x f16>, %w: !tile.global<2 x f32>, %all: !t
   tile.atomic_add %total, %all[%h : i64] dims [] : f32, !tile.global<1 x f32>
   tile.end
 }
+
+// A tile that a branch turns is turned anew where the branch may not have run, and once more only there.
+// CHECK-LABEL: tile.kernel @branches
+tile.kernel @branches(%x: !tile.global<2 x f32>, %y: !tile.global<2 x f32>, %n: i32) attributes {num_warps = 4 : i64} {
+  %c0 = arith.constant 0 : i32
+  %zero = arith.constant dense<0.0> : tensor<32xf32>
+  %v = tile.load %x[%c0, %c0] dims [0, 1] : !tile.global<2 x f32> -> tensor<32x32xf32>
+  %t = tile.transpose %v : tensor<32x32xf32> -> tensor<32x32xf32>
+  %some = arith.cmpi sgt, %n, %c0 : i32
+  // CHECK: scf.if
+  %w = scf.if %some -> (tensor<32xf32>) {
+    // CHECK: tile.buffer_map (%v_shared) axes {{\[\[}}1, 0]] into (%[[T:.*]]) :
+    // CHECK: tile.buffer_reduce sum %[[T]], 1 into
+    %r = tile.reduce sum %t, 1 : tensor<32x32xf32> -> tensor<32xf32>
+    scf.yield %r : tensor<32xf32>
+  } else {
+    scf.yield %zero : tensor<32xf32>
+  }
+  // CHECK: tile.buffer_map (%v_shared) axes {{\[\[}}1, 0]] into (%[[U:.*]]) :
+  // CHECK: tile.copy_out %[[U]], %y
+  tile.store %t, %y[%c0, %c0] dims [0, 1] : tensor<32x32xf32>, !tile.global<2 x f32>
+  // CHECK-NOT: tile.buffer_map
+  // CHECK: tile.buffer_reduce max %[[U]], 0 into
+  %m = tile.reduce max %t, 0 : tensor<32x32xf32> -> tensor<32xf32>
+  tile.store %m, %y[%c0, %c0] dims [0] : tensor<32xf32>, !tile.global<2 x f32>
+  tile.store %w, %y[%n, %c0] dims [0] : tensor<32xf32>, !tile.global<2 x f32>
+  tile.end
+}
+
+// Running sums; a number that a loop carries beside a tensor stays a result of the loop.
+// CHECK-LABEL: tile.kernel @scans
+tile.kernel @scans(%x: !tile.global<2 x f32>, %y: !tile.global<1 x f32>, %n: i32) attributes {num_warps = 4 : i64} {
+  %c0 = arith.constant 0 : i32
+  %c64 = arith.constant 64 : i32
+  %none = arith.constant 0.0 : f32
+  %zero = arith.constant dense<0.0> : tensor<64x16xf32>
+  // CHECK: %[[LAST:.*]] = scf.for %i = %c0 to %n step %c64 iter_args(%before = %none) -> (f32) : i32 {
+  %sum, %last = scf.for %i = %c0 to %n step %c64 iter_args(%old = %zero, %before = %none) -> (tensor<64x16xf32>, f32) : i32 {
+    %g = tile.load %x[%i, %c0] dims [0, 1] : !tile.global<2 x f32> -> tensor<64x16xf32>
+    // CHECK: tile.buffer_scan sum %g, 0 reverse into %[[S:.*]] : !tile.buffer<64x16xf32, register>, !tile.buffer<64x16xf32, register>
+    %s = tile.scan sum %g, 0 reverse 1 : tensor<64x16xf32> -> tensor<64x16xf32>
+    // CHECK: tile.buffer_map (%{{.*}}, %[[S]])
+    %new = tile.map (%old, %s) axes [[0, 1], [0, 1]] : (tensor<64x16xf32>, tensor<64x16xf32>) -> tensor<64x16xf32> {
+    ^bb0(%a: f32, %b: f32):
+      %c = arith.addf %a, %b : f32
+      tile.yield %c : f32
+    }
+    %one = tile.load %x[%i, %c0] dims [] : !tile.global<2 x f32> -> f32
+    // CHECK: %[[NEXT:.*]] = arith.addf %before,
+    %next = arith.addf %before, %one : f32
+    // CHECK: scf.yield %[[NEXT]] : f32
+    scf.yield %new, %next : tensor<64x16xf32>, f32
+  }
+  // CHECK: tile.store %[[LAST]], %y[%c0]
+  tile.store %last, %y[%c0] dims [] : f32, !tile.global<1 x f32>
+  %top = tile.reduce max %sum, 0 : tensor<64x16xf32> -> tensor<16xf32>
+  tile.store %top, %y[%c0] dims [0] : tensor<16xf32>, !tile.global<1 x f32>
+  tile.end
+}

@@ -88,6 +88,20 @@ ATTN_DEVICE T exchange(T value) {
   });
 }
 
+template <int STEP, bool REVERSE>
+ATTN_DEVICE float shifted(float value, float none) {
+  return emulation::meet("a shift of lanes", value, 0, [none](const emulation::Slot *wave) {
+    const int from = lane() % 16 + (REVERSE ? STEP : -STEP);
+    return from < 0 || from > 15 ? none : detail::offered<float>(wave[lane() / 16 * 16 + from].a);
+  });
+}
+
+ATTN_DEVICE float take(float value, int lane) {
+  return emulation::meet("a lane's value", value, 0, [lane](const emulation::Slot *wave) {
+    return detail::offered<float>(wave[lane % WAVE].a);
+  });
+}
+
 // Element r of a lane: row 8 * (r / 4) + 4 * (lane / 32) + r % 4 of column lane % 32 where M is 32, row
 // 4 * (lane / 16) + r of column lane % 16 where it is 16. Of a and b a lane holds K * M / 64 neighbours along k of row
 // and column lane % M: as the widest instructions have it. Where the device runs several narrower ones, k is in another

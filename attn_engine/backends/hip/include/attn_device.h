@@ -108,6 +108,20 @@ ATTN_DEVICE T exchange(T value) {
   return __builtin_bit_cast(T, detail::exchange_bits<STEP>(__builtin_bit_cast(int, value)));
 }
 
+// The value of the lane STEP before (REVERSE: after) this one in its row of 16; `none` where there is no such lane.
+template <int STEP, bool REVERSE>
+ATTN_DEVICE float shifted(float value, float none) {
+  constexpr int row_shl = 0x100, row_shr = 0x110;
+  return __builtin_bit_cast(
+      float, __builtin_amdgcn_update_dpp(__builtin_bit_cast(int, none), __builtin_bit_cast(int, value),
+                                         (REVERSE ? row_shl : row_shr) + STEP, 0xf, 0xf, false));
+}
+
+// The value of some lane of the wave.
+ATTN_DEVICE float take(float value, int lane) {
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(lane * 4, __builtin_bit_cast(int, value)));
+}
+
 // Matrix products: result[row, column] += sum over k of a[row, k] * b[k, column], shared by the lanes of a wave. A
 // product that is deeper than the device's instruction is several of them. Which k an instruction pairs does not
 // matter, as long as both operands are held alike.

@@ -12,4 +12,5 @@
 #include <attn_copy.h>
 #include <attn_gemm.h>
 #include <attn_reduce.h>
+#include <attn_scan.h>
 #include <attn_host.h>

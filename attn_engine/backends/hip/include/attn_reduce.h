@@ -15,6 +15,7 @@ struct Max {
   ATTN_DEVICE static T combine(T a, T b) {
     return max_of(a, b);
   }
+  ATTN_DEVICE static float none() { return -__builtin_inff(); }
   static constexpr bool drops_nan = true;
 };
 struct Min {
@@ -28,6 +29,7 @@ struct Min {
   ATTN_DEVICE static T combine(T a, T b) {
     return min_of(a, b);
   }
+  ATTN_DEVICE static float none() { return __builtin_inff(); }
   static constexpr bool drops_nan = true;
 };
 struct Sum {
@@ -39,6 +41,7 @@ struct Sum {
   ATTN_DEVICE static T combine(T a, T b) {
     return a + b;
   }
+  ATTN_DEVICE static float none() { return 0.0f; }
   static constexpr bool drops_nan = false;
 };
 
