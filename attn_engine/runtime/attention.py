@@ -31,6 +31,7 @@ from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
+from attn_engine.runtime.vectorize import needs_gradient
 
 UserFunction = Callable[..., Any]
 Inputs: TypeAlias = op.Call
@@ -267,8 +268,8 @@ def wrt_of(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[str
     """What needs a gradient: "q", "k", "v" and capture positions; empty outside of autograd."""
     if not torch.is_grad_enabled():
         return ()
-    operands = [name for name, tensor in (("q", q), ("k", k), ("v", v)) if tensor.requires_grad]
-    return (*operands, *(str(n) for n, capture in enumerate(captures) if capture.requires_grad))
+    operands = [name for name, tensor in (("q", q), ("k", k), ("v", v)) if needs_gradient(tensor)]
+    return (*operands, *(str(n) for n, capture in enumerate(captures) if needs_gradient(capture)))
 
 
 def compile(

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attn_engine.backends.triton.host_strides import ALIGNMENT
+from attn_engine.runtime.vectorize import is_wrapped
 
 NARROWEST = 64
 """Columns of an operand's block. Kernels with narrower ones, copied whole, have read illegal memory on an H200 (Triton 3.6.0);
@@ -32,6 +33,6 @@ def tables_in_blocks(captures: Iterable[Tensor]) -> bool:
 
 def _start(x: Tensor) -> int:
     """Where a tensor starts; a tensor without memory, as in tracing, as if its storage started at a multiple."""
-    if isinstance(x, FakeTensor) or x.is_meta:
+    if isinstance(x, FakeTensor) or x.is_meta or is_wrapped(x):
         return int(x.storage_offset()) * x.element_size()
     return x.data_ptr()

@@ -16,6 +16,7 @@ from torch.library import custom_op
 from attn_engine.errors import SecondDerivativeError
 from attn_engine.runtime.driver import Compiled, lookup
 from attn_engine.runtime.layouts import in_blocks
+from attn_engine.runtime.vectorize import in_turn
 
 
 def _run(plan: Callable[..., None], device: torch.device, arguments: tuple[Any, ...]) -> None:
@@ -144,6 +145,8 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 
 
 backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
+forward.register_vmap(in_turn(forward))
+backward.register_vmap(in_turn(backward))
 
 
 Call: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]

@@ -1,0 +1,51 @@
+"""The rule for `torch.vmap`: one call of the op for each element of the mapped axis.
+
+Folding the axis into the batch would be one call, but would change what user functions see as b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+
+_TRANSFORMS: Any = _functorch
+Rule = Callable[..., tuple[list[Tensor], list[int]]]
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether a tensor stands for others, as inside of `torch.vmap`, and has no memory of its own."""
+    return _TRANSFORMS.is_functorch_wrapped_tensor(x)
+
+
+def needs_gradient(x: Tensor) -> bool:
+    """Whether a tensor requires a gradient, or one that it stands for."""
+    while not x.requires_grad and is_wrapped(x):
+        x = _TRANSFORMS.get_unwrapped(x)
+    return x.requires_grad
+
+
+def in_turn(op: Callable[..., list[Tensor]]) -> Rule:
+    """The rule of an op of tensors, lists of tensors and numbers that returns a list of tensors."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[list[Tensor], list[int]]:
+        rows = [
+            op(*(_element(x, axis, n) for x, axis in zip(arguments, in_dims, strict=True)))
+            for n in range(info.batch_size)
+        ]
+        results = [torch.stack(column) for column in zip(*rows, strict=True)]
+        return results, [0] * len(results)
+
+    return rule
+
+
+def _element(value: Any, axis: Any, n: int) -> Any:
+    if isinstance(value, list) and axis is not None:
+        return [_element(x, a, n) for x, a in zip(cast(list[Any], value), axis, strict=True)]
+    if axis is None:
+        return value
+    # A copy starts where memory was handed out: kernels may have been chosen for blocks that lie so.
+    return value.select(axis, n).clone(memory_format=torch.contiguous_format)
