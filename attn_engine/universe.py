@@ -56,6 +56,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-relax-tanh": _lazy("passes.tile_relax_tanh", "TileRelaxTanhPass"),  # type: ignore[dict-item]
     "tile-relax-divide": _lazy("passes.tile_relax_divide", "TileRelaxDividePass"),  # type: ignore[dict-item]
     "tile-order-async": _lazy("passes.tile_order_async", "TileOrderAsyncPass"),  # type: ignore[dict-item]
+    "tile-split-channels": _lazy("passes.tile_split_channels", "TileSplitChannelsPass"),  # type: ignore[dict-item]
     "tile-stage-maps": _lazy("passes.tile_stage_maps", "TileStageMapsPass"),  # type: ignore[dict-item]
     "tile-pipeline-steps": _lazy("passes.tile_pipeline_steps", "TilePipelineStepsPass"),  # type: ignore[dict-item]
     "tile-split-roles": _lazy("passes.tile_split_roles", "TileSplitRolesPass"),  # type: ignore[dict-item]

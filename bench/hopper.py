@@ -1,14 +1,18 @@
-"""Forwards on Hopper: asynchronous kernels beside plain ones and a peer, milliseconds: `python -m bench.hopper`.
+"""Generated forwards on Hopper beside their marks: `python -m bench.hopper [softmax] [custom]`.
 
-B4 H32 S4096 bf16. Peers are cuDNN for softmax, FlexAttention compiled for anything else; all in the same rounds.
+Softmax in many shapes beside cuDNN and, where `flash_attn.cute` can be imported, FlashAttention-4's kernels for
+Hopper; then the forwards of `bench.custom`'s rows beside their peers. bf16, medians of interleaved rounds on cold
+L2, TFLOP/s of visible scores. Every output is compared in float64 on the last rows of one head.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,155 +23,227 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attn_engine
 from attn_engine import library
-from bench.custom import flex
+from bench.custom_rows import ROWS, Attend, Custom, Shape
 from bench.timing import interleaved
 from bench.warm import side_by_side
 
-B, H, S = 4, 32, 4096
-BACKENDS = ("gluon", "triton")
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+OURS, CUDNN, FA4, PEER, BESIDE = "ours", "cuDNN", "FA4", "peer", "softmax"
+GROUPS = ("softmax", "custom")
+CHECKED_ROWS = 64
+WRONG = 1e-2
 
 
 @dataclass(frozen=True)
-class Case:
-    """A definition, head dims, and its peer; `visible` of the S x S scores count as work."""
+class Softmax:
+    """A shape, and the ratios to peers, or the rate in TFLOP/s, that are aimed at."""
 
-    name: str
-    ours: Callable[[str], Attend]
-    peer: Callable[[], Attend] | None
-    visible: int
-    d: int = 128
-    dv: int = 128
+    shape: Shape
+    kv_heads: int = 0
+    """If fewer than query heads."""
+    aims: tuple[tuple[str, float], ...] = ()
+    rate: float = 0.0
+
+    @property
+    def causal(self) -> bool:
+        return self.shape.visible < 1
+
+    def __str__(self) -> str:
+        group = f", {self.kv_heads} heads of keys" if self.kv_heads else ""
+        return f"{'causal' if self.causal else 'full'}{group}"
+
+
+_CAUSAL, _FULL = ((FA4, 1.0), (CUDNN, 1.1)), ((FA4, 0.97), (CUDNN, 1.0))
+SOFTMAX = (
+    Softmax(Shape(4, 32, 4096), aims=_CAUSAL),
+    Softmax(Shape(1, 32, 16384), aims=_CAUSAL),
+    Softmax(Shape(4, 32, 4096, visible=1.0), aims=_FULL),
+    Softmax(Shape(1, 32, 16384, visible=1.0), aims=_FULL),
+    Softmax(Shape(8, 32, 2048), aims=((FA4, 1.0),)),
+    Softmax(Shape(1, 32, 8192), 8, aims=((FA4, 1.0),)),
+    Softmax(Shape(4, 32, 4096, 64, 64), aims=((FA4, 1.0),)),
+    Softmax(Shape(4, 32, 4096, 64, 64, 1.0), aims=((CUDNN, 1.0),)),
+    Softmax(Shape(4, 32, 4096, 96, 96), aims=((CUDNN, 1.0),)),
+    Softmax(Shape(4, 32, 4096, 256, 256), aims=((CUDNN, 1.0),)),
+    Softmax(Shape(8, 16, 8192, 192, 128), rate=592.0),
+    Softmax(Shape(8, 12, 8192, 128, 256), rate=607.0),
+)
+_WIDE = ("wide192", "wide256")
+"""Rows of `bench.custom` that are softmax, and stand above."""
+CUSTOM = tuple(name for name in ROWS if name not in _WIDE)
+
+
+# --- contenders --------------------------------------------------------------------------------
+
+
+def fa4() -> Callable[..., Any] | None:
+    """Reads tensors as B, S, H, D."""
+    try:
+        return import_module("flash_attn.cute").flash_attn_func
+    except ImportError:
+        return None
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _softmax(causal: bool, d: int, dv: int | None = None) -> Case:
-    mask = library.causal if causal else None
-    visible = S * (S + 1) // 2 if causal else S * S
-    name = "causal" if causal else "full"
-    ours = partial(attn_engine.compile, mask_mod=mask)
-    return Case(name, lambda b: ours(backend=b), lambda: partial(_cudnn, causal=causal), visible, d, dv or d)
+def _fa4(attend: Callable[..., Any], operands: Sequence[Tensor], causal: bool) -> Callable[[], object]:
+    swapped = [x.transpose(1, 2).contiguous() for x in operands]
+    return lambda: attend(*swapped, causal=causal)
 
 
-def _custom(name: str, visible: int, score_mod: Any = None, mask_mod: Any = None) -> Case:
-    ours = partial(attn_engine.compile, score_mod=score_mod, mask_mod=mask_mod)
-    return Case(name, lambda b: ours(backend=b), lambda: flex(score_mod, mask_mod), visible)
-
-
-def cases() -> list[Case]:
-    device = torch.device("cuda")
-    slopes = torch.exp2(-torch.arange(1, H + 1, device=device) / 4)
-    bias = torch.randn(1, H, S, S, device=device, dtype=torch.bfloat16)
-    documents = torch.arange(S, device=device) // (S // 8)
-    sink = torch.zeros(H, device=device)
-    triangle, window, eighth = S * (S + 1) // 2, 1024, S // 8
-
-    def in_window(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (q >= kv) & (q - kv < window)
-
-    def with_first_keys(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (q >= kv) & ((q - kv < window) | (kv < 4))
-
-    def same_document(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (q >= kv) & (documents[q] == documents[kv])
-
-    def alibi(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return s + slopes[h] * (kv - q)
-
-    def soft_cap(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return 20 * torch.tanh(s / 20)
-
-    def add_bias(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return s + bias[0, h, q, kv]
-
-    banded = triangle - (S - window) * (S - window + 1) // 2
-    rows = partial(attn_engine.compile, mask_mod=library.causal)
-    causal = library.causal
-    return [
-        _custom("ALiBi, window 1024", banded, alibi, in_window),
-        _custom("soft-cap 20, causal", triangle, soft_cap, causal),
-        _custom("8 documents, causal", 8 * eighth * (eighth + 1) // 2, None, same_document),
-        _custom("dense bias", S * S, add_bias),
-        Case(
-            "causal, a sink per head (peer without)",
-            lambda b: rows(row=library.softmax_with_sink(sink), backend=b),
-            lambda: flex(None, causal),
-            triangle,
-        ),
-        _custom("window 1024, 4 first keys", banded + 4 * (S - window), None, with_first_keys),
-        *(_softmax(True, d) for d in (64, 96, 128, 256)),
-        _softmax(True, 192, 128),
-        *(_softmax(False, d) for d in (64, 128)),
-        Case("sigmoid, causal", lambda b: rows(row=library.sigmoid, backend=b), None, triangle),
-        Case("relu, causal", lambda b: rows(row=library.relu, backend=b), None, triangle),
-    ]
-
-
-def inputs(case: Case) -> list[Tensor]:
+def inputs(shape: Shape, kv_heads: int = 0) -> list[Tensor]:
     torch.manual_seed(0)
-    return [torch.randn(B, H, S, d, device="cuda", dtype=torch.bfloat16) for d in (case.d, case.d, case.dv)]
+    sizes = ((shape.heads, shape.d), (kv_heads or shape.heads, shape.d), (kv_heads or shape.heads, shape.dv))
+    return [torch.randn(shape.batch, h, shape.length, d, device="cuda", dtype=torch.bfloat16) for h, d in sizes]
 
 
-def contenders(case: Case) -> dict[str, Attend]:
-    found = {name: case.ours(name) for name in BACKENDS}
-    return found if case.peer is None else found | {"peer": case.peer()}
+def softmax(case: Softmax) -> Attend:
+    return attn_engine.compile(mask_mod=library.causal if case.causal else None, backend="gluon")
 
 
-def build(task: tuple[int, str]) -> None:
-    number, name = task
-    case = cases()[number]
+def contenders(case: Softmax, operands: Sequence[Tensor]) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {OURS: partial(softmax(case), *operands)}
+    found[CUDNN] = partial(_cudnn, *operands, case.causal)
+    attend = fa4()
+    if attend is not None:
+        found[FA4] = _fa4(attend, operands, case.causal)
+    kept: dict[str, Callable[[], object]] = {}
+    for name, run in found.items():
+        try:
+            run()
+            kept[name] = run
+        except Exception as error:  # A peer that refuses a shape has no figure for it.
+            print(f"{name} refuses {case.shape}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            if name == OURS:
+                raise
+    return kept
+
+
+def build(task: tuple[str, int | str]) -> None:
+    """Compiles one of our kernels, or one side of a row of `bench.custom`."""
     with torch.no_grad():
-        contenders(case)[name](*inputs(case))
+        side, key = task
+        if isinstance(key, int):
+            case = SOFTMAX[key]
+            softmax(case)(*inputs(case.shape, case.kv_heads))
+        else:
+            custom = ROWS[key]()
+            attend = sides(custom)[side]
+            attend(*inputs(custom.shape))
 
 
-def row(case: Case) -> str:
-    """A line of the table; an output that is not that of plain kernels is said so."""
-    operands, found = inputs(case), contenders(case)
+def sides(case: Custom) -> dict[str, Attend]:
+    found = {OURS: case.ours, PEER: case.peer() if case.peer is not None else None}
+    found[BESIDE] = case.beside if not case.trained else None
+    return {name: attend for name, attend in found.items() if attend is not None}
+
+
+# --- rows --------------------------------------------------------------------------------------
+
+
+def error_of(case: Softmax, operands: Sequence[Tensor], o: Tensor) -> float:
+    """Relative, of the last rows of the last head, against float64."""
+    q, k, v = (x[-1, -1].double() for x in operands)
+    length = q.shape[0]
+    s = q[-CHECKED_ROWS:] @ k.T * case.shape.d**-0.5
+    if case.causal:
+        rows = torch.arange(length - CHECKED_ROWS, length, device=s.device)[:, None]
+        s = s.masked_fill(torch.arange(length, device=s.device) > rows, -torch.inf)
+    want = s.softmax(-1) @ v
+    return float((o[-1, -1, -CHECKED_ROWS:].double() - want).norm() / want.norm())
+
+
+def line_of(
+    name: str, shape: Shape, times: dict[str, float], aims: Sequence[tuple[str, float]], rate: float, error: float
+) -> str:
+    ours = times[OURS]
+    flops = shape.flops[0]
+    found = [
+        (f"{times[peer] / ours:.2f}x {peer} (>= {aim:g})", times[peer] / ours >= aim)
+        for peer, aim in aims
+        if peer in times
+    ]
+    found += [(f"{flops / ours * 1e-9:.0f} (> {rate:.0f})", flops / ours * 1e-9 > rate)] if rate else []
+    texts = [text if met else f"**{text}**" for text, met in found]
+    cells = [f"{times[p]:.3f}, {flops / times[p] * 1e-9:.0f}" if p in times else "" for p in (CUDNN, FA4, PEER, BESIDE)]
+    wrong = "" if error < WRONG else f" (wrong: {error:.0e})"
+    return f"| {name}{wrong} | {shape} | {ours:.3f}, {flops / ours * 1e-9:.0f} | {' | '.join(cells)} | {'; '.join(texts)} |"
+
+
+def softmax_line(case: Softmax) -> str:
+    operands = inputs(case.shape, case.kv_heads)
     with torch.no_grad():
-        outputs = {name: found[name](*operands).float() for name in BACKENDS}
-        error = float((outputs["gluon"] - outputs["triton"]).norm() / outputs["triton"].norm())
-        del outputs
-        times = interleaved({name: partial(attend, *operands) for name, attend in found.items()}, rounds=4, launches=3)
-    flops = 2 * B * H * case.visible * (case.d + case.dv)
-    rate, peer = flops / times["gluon"] * 1e-9, times.get("peer")
-    heads = f"{case.d}" if case.d == case.dv else f"{case.d}/{case.dv}"
-    beside = f"{peer:.3f} | {peer / times['gluon']:.2f}" if peer is not None else "| "
-    wrong = "" if error < 1e-2 else f" (differs: {error:.0e})"
-    return f"| {case.name}{wrong} | {heads} | {times['gluon']:.3f} | {rate:.0f} | {times['triton']:.3f} | {beside} |"
+        runs = contenders(case, operands)
+        o = runs[OURS]()
+        assert isinstance(o, Tensor)
+        error = error_of(case, operands, o)
+        times = interleaved(runs, rounds=5, launches=3)
+    return line_of(str(case), case.shape, times, case.aims, case.rate, error)
+
+
+def custom_line(case: Custom) -> str:
+    """An output that is not that of the peer is said so."""
+    operands, found = inputs(case.shape), sides(case)
+    with torch.no_grad():
+        error = 0.0
+        if PEER in found:
+            ours, theirs = (found[name](*operands)[:, -1].float() for name in (OURS, PEER))
+            error = float((ours - theirs).norm() / theirs.norm())
+        times = interleaved({name: partial(attend, *operands) for name, attend in found.items()}, rounds=5, launches=3)
+    aims: list[tuple[str, float]] = [(PEER, case.aims[0])] if PEER in found else []
+    if case.beside_at_most is not None and BESIDE in found:
+        aims.append((BESIDE, round(1 / case.beside_at_most[0], 2)))
+    return line_of(case.name, case.shape, times, aims, case.rates[0] if case.rates is not None else 0.0, error)
+
+
+def tasks(groups: Sequence[str]) -> list[tuple[str, int | str]]:
+    found: list[tuple[str, int | str]] = []
+    if "custom" in groups:
+        found += [(side, key) for key in CUSTOM for side in (PEER, OURS)]
+    if "softmax" in groups:
+        found += [(OURS, number) for number in range(len(SOFTMAX))]
+    return found
+
+
+def header() -> list[str]:
+    return [
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}; bf16, forward;"
+        f" `python -m bench.hopper`. FA4 is {'flash_attn.cute' if fa4() is not None else 'not installed'}.",
+        "Milliseconds, TFLOP/s of visible scores; peer: compiled FlexAttention, or the compiled dense formula for sigmoid"
+        " and relu. What is bold was aimed at and not reached.",
+        "",
+        "| definition | shape | ours | cuDNN | FA4 | peer | our softmax | aims |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all if none is named")
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; B{B} H{H} S{S} bf16, forward; `python -m bench.hopper`.",
-        "Peers: cuDNN for softmax alone, compiled FlexAttention for the others.",
-        "",
-        "| definition | head dim | asynchronous ms | TFLOP/s | plain Triton ms | peer ms | peer / asynchronous |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    known = cases()
-    names = [
-        [*BACKENDS, *(["peer"] if case.peer is not None and case.name not in ("causal", "full") else [])]
-        for case in known
-    ]
-    side_by_side(build, [(number, name) for number, own in enumerate(names) for name in own])
+    groups = arguments.groups or GROUPS
+    side_by_side(build, tasks(groups))
+    lines = header()
     print("\n".join(lines), flush=True)
-    for case in known:
+    work: list[tuple[str, Callable[[], str]]] = []
+    if "softmax" in groups:
+        work += [(f"{case} {case.shape}", partial(softmax_line, case)) for case in SOFTMAX]
+    if "custom" in groups:
+        work += [(key, lambda key=key: custom_line(ROWS[key]())) for key in CUSTOM]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, run in work:
         torch._dynamo.reset()
         try:
-            lines.append(row(case))
+            lines.append(run())
         except Exception as error:  # One definition must not cost the others their figures.
-            lines.append(f"| {case.name} | failed: {type(error).__name__}: {str(error)[:120]} | | | | | |")
+            traceback.print_exc()
+            lines.append(f"| {name} | failed: {type(error).__name__}: {str(error)[:120]} | | | | | | |")
         print(lines[-1], flush=True)
         torch.cuda.empty_cache()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "hopper_definitions.md").write_text("\n".join(lines) + "\n")
+        (arguments.out / f"hopper_forward_{'_'.join(groups)}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

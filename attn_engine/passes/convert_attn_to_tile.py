@@ -44,6 +44,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Schedule of the dk/dv kernel."""
     pad: bool = True
     """Hold head dims in tiles whose size is a power of two of at least 16."""
+    channels: int = 0
+    """Instead, of the forward pass: in tiles whose size is a multiple of this."""
     tf32: bool = False
     """Let products of f32 operands round them to 10 bits of mantissa."""
     covered: bool = False
@@ -78,6 +80,6 @@ class ConvertAttnToTilePass(ModulePass):
             split = Split(self.parts, self.programs)
             if split.is_wanted:
                 return SplitForwardLowering(*options, split=split).run()
-            return ForwardLowering(*options).run()
+            return ForwardLowering(*options, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
         return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared).run()

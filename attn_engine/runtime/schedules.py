@@ -32,9 +32,10 @@ _ENDS = 4
 """Positions that say where one range of keys is visible, and where whole blocks of it are."""
 
 
-def convert_spec(schedule: Schedule, flags: Mapping[str, bool]) -> str:
-    """`convert-attn-to-tile{...}` with a schedule."""
+def convert_spec(schedule: Schedule, flags: Mapping[str, bool], channels: int = 0) -> str:
+    """`convert-attn-to-tile{...}` with a schedule; `channels` is what tiles round head dims up to, 0 a power of two."""
     options = [schedule.pass_options(), *(f"{name}={str(value).lower()}" for name, value in flags.items())]
+    options += [f"channels={channels}"] if channels else []
     return f"convert-attn-to-tile{{{' '.join(options)}}}"
 
 

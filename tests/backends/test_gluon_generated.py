@@ -31,19 +31,21 @@ pytest.importorskip("triton")
 from triton.runtime.errors import PTXASError
 
 
-def module(definition: Definition, wrt: tuple[str, ...] = (), d: int = 128, lse: bool = True) -> ModuleOp:
+def module(
+    definition: Definition, wrt: tuple[str, ...] = (), d: int = 128, lse: bool = True, dv: int | None = None
+) -> ModuleOp:
     """What the backend emits for bf16."""
-    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d, return_lse=lse)
+    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=dv or d, return_lse=lse)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
     request = Request(wrt, "gluon", schedule, positive_scale=True)
     return driver.to_tile(driver.to_attn(traced.module, wrt), request, get_backend("gluon"))
 
 
 @cache
-def assembly(definition: Definition, d: int, lse: bool = True) -> Any:
+def assembly(definition: Definition, d: int, lse: bool = True, dv: int | None = None) -> Any:
     from attn_engine.backends.triton.gluon_ahead import compile_ahead
 
-    return compile_ahead(emit(module(definition, d=d, lse=lse)), "forward_kernel")
+    return compile_ahead(emit(module(definition, d=d, lse=lse, dv=dv)), "forward_kernel")
 
 
 def order(loop: list[str]) -> str:
@@ -60,7 +62,8 @@ def check(compiled: Any, products: int, loops: int = 2, registers: int = 240) ->
     assert compiled.warnings == ()
     assert compiled.shared <= 227 * 1024
     assert f"setmaxnreg.inc.sync.aligned.u32 \t{registers}" in compiled.ptx
-    found = [order(loop) for loop in compiled.loops()]
+    # Of an output in two parts, both are in flight.
+    found = [order(loop).replace("H2", "H1") for loop in compiled.loops()]
     assert found[:loops] == ["H0EH0", "H1E0"][-loops:]
 
 
@@ -107,12 +110,15 @@ def test_captures_of_scores_and_keys_do_not_spill_in_the_loop(name: str):
     assert moves(compiled) < 24
 
 
-@pytest.mark.parametrize(("d", "products"), [(256, 120), (96, 96)])
-def test_other_heads(d: int, products: int):
-    """Heads of 256 channels read queries from shared memory, through which the output leaves too."""
-    compiled = assembly(Definition(mask_mod=library.causal), d)
+@pytest.mark.parametrize(("d", "dv", "products"), [(256, 256, 120), (96, 96, 132), (192, 128, 96), (128, 256, 72)])
+def test_other_heads(d: int, dv: int, products: int):
+    """Heads of 256 channels read queries from shared memory, through which the output leaves too.
+
+    96 and 192 are sums of two powers of two: 6 and 12 products for the scores, 8 for each part of the output.
+    """
+    compiled = assembly(Definition(mask_mod=library.causal), d, dv=dv)
     check(compiled, products=products)
-    assert moves(compiled) < 24
+    assert moves(compiled) < (24 if d == 256 else 1)
 
 
 def test_three_consumers_share_the_registers():

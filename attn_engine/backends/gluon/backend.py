@@ -5,7 +5,7 @@ from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
 from attn_engine.backends.gluon.examine import examine
 from attn_engine.backends.gluon.guard import Guarded
-from attn_engine.backends.gluon.legalize import GRADIENTS, LEGALIZE, PREPARE, RELAX, SCHEDULE
+from attn_engine.backends.gluon.legalize import CHANNELS, GRADIENTS, LEGALIZE, PREPARE, RELAX, SCHEDULE
 
 BACKEND = Backend(
     name="gluon",
@@ -18,4 +18,5 @@ BACKEND = Backend(
     rest="triton",
     gradients=(*RELAX, *GRADIENTS, *LEGALIZE),
     guard=Guarded,
+    channels=CHANNELS,
 )

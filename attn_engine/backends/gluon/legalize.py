@@ -16,8 +16,12 @@ SCHEDULE = (
     "tile-pipeline",
     "tile-specialize-warps",
     "tile-order-async",
+    "tile-split-channels",
 )
 """The forward kernel to the async level."""
+
+CHANNELS = 32
+"""Channels of the smallest part that `tile-split-channels` makes of a head."""
 
 RELAX = ("tile-relax-tanh", "attn-simplify")
 """Functions of scores as exact as 16-bit kernels need them."""

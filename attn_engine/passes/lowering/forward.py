@@ -31,12 +31,14 @@ class ForwardLowering:
     enabled: bool = True
     descriptors: bool = False
     one_loop: bool = False
+    unit: int = 0
+    """What tiles round head dims up to a multiple of, if not to a power of two."""
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
 
     def run(self) -> list[Operation]:
         """The kernel and the plan."""
         plan = Plan(self.name)
-        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole)
+        self.operands = operands = Operands(self.op, plan, self.pad, self.tf32, self.covered, self.whole, self.unit)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan)
         operands.describe()

@@ -29,11 +29,13 @@ def present(region: Region | None) -> Block | None:
     return region.block if region is not None and region.blocks else None
 
 
-def head_of(tensor: SSAValue, pad: bool) -> Head:
-    """The last dimension of q or v, padded to a power of two of at least 16 where targets need that."""
+def head_of(tensor: SSAValue, pad: bool, unit: int = 0) -> Head:
+    """The last dimension of q or v, padded where targets need that: to a power of two, or to a multiple of `unit`."""
     assert isinstance(tensor.type, TensorType)
     size = tensor.type.get_shape()[3]
-    return Head(size, max(16, 1 << (size - 1).bit_length()) if pad else size)
+    if not pad:
+        return Head(size, size)
+    return Head(size, -(-size // unit) * unit if unit else max(16, 1 << (size - 1).bit_length()))
 
 
 @dataclass
@@ -62,11 +64,13 @@ class Operands:
     one_loop: bool = False
     """Whether blocks that need no mask are walked in the same loop as those that do."""
 
-    def __init__(self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False):
+    def __init__(
+        self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False, unit: int = 0
+    ):
         self.op, self.plan, self.covered, self.whole = op, plan, covered, whole
         self._described: dict[tuple[str, int, int], SSAValue] = {}
         self.element: Attribute = tile.element_of(op.q)
-        self.qk, self.vo = head_of(op.q, pad), head_of(op.v, pad)
+        self.qk, self.vo = head_of(op.q, pad, unit), head_of(op.v, pad, unit)
         rounds = tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
         self.tables: Tables | None = None
