@@ -78,6 +78,8 @@ class Backend:
     """Whether kernels gain enough from lengths that are multiples of their blocks to be compiled for them apart."""
     channels: int = 0
     """Of forward passes: what tiles round head dims up to a multiple of, if not to a power of two."""
+    sums_diagonals: bool = False
+    """Whether it prints `tile.add_diagonals`."""
     one_loop: bool = False
     """Whether it pipelines one loop of a kernel only, and so wants all blocks in one."""
 

@@ -106,6 +106,9 @@ from attn_engine.dialects.tile_host import (
 from attn_engine.dialects.tile_host import (
     ProgramIdOp as ProgramIdOp,
 )
+from attn_engine.dialects.tile_diagonal import (
+    AddDiagonalsOp as AddDiagonalsOp,
+)
 from attn_engine.dialects.tile_memory import (
     Access as Access,
 )
@@ -140,6 +143,7 @@ from attn_engine.dialects.tile_memory import (
 Tile = Dialect(
     "tile",
     [
+        AddDiagonalsOp,
         AllocOp,
         AtomicAddOp,
         ConcatOp,

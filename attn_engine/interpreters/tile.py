@@ -176,6 +176,17 @@ def _atomic_add(machine: Machine, op: tile.AtomicAddOp) -> Sequence[Tensor]:
     return []
 
 
+def _add_diagonals(machine: Machine, op: tile.AddDiagonalsOp) -> Sequence[Tensor]:
+    memory, value = machine.values[op.target], machine.values[op.value]
+    *lead, start = machine.ints(op.indices)
+    rows, columns = (torch.arange(size) for size in value.shape)
+    place = start + columns[None, :] - rows[:, None]
+    placed = [*(torch.full_like(place, index) for index in lead), place]
+    tile_memory.check_gather(op.name, memory, placed, torch.ones(value.shape, dtype=torch.bool))
+    memory.index_put_(tuple(placed), value.to(memory.dtype), accumulate=True)
+    return []
+
+
 def _signal(machine: Machine, op: SignalOp) -> Sequence[Tensor]:
     machine.values[op.flags][tuple(machine.ints(op.indices))] = 1
     return []
@@ -322,6 +333,7 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     LoadBlockOp: tile_block.load_block,
     StoreBlockOp: tile_block.store_block,
     tile.AtomicAddOp: _atomic_add,
+    tile.AddDiagonalsOp: _add_diagonals,
     tile.GatherOp: _gather,
     tile.ScatterAddOp: _scatter_add,
     tile.MapOp: _map,

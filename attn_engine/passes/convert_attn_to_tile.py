@@ -58,6 +58,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
     one_loop: bool = False
     """Walk blocks that need no mask in the same loop as those that do, for targets that pipeline one loop of a kernel."""
+    diagonals: bool = False
+    """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
     parts: int = 1
@@ -82,4 +84,4 @@ class ConvertAttnToTilePass(ModulePass):
                 return SplitForwardLowering(*options, split=split).run()
             return ForwardLowering(*options, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
-        return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared).run()
+        return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared, diagonals=self.diagonals).run()

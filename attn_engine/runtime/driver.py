@@ -119,6 +119,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
     flags["one_loop"] = backend.one_loop
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
+    flags["diagonals"] = backend.sums_diagonals
     flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)
     convert = convert_spec(request.schedule, flags, backend.channels)
     run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))

@@ -18,5 +18,6 @@ BACKEND = Backend(
     rest="triton",
     gradients=(*RELAX, *GRADIENTS, *LEGALIZE),
     guard=Guarded,
+    sums_diagonals=True,
     channels=CHANNELS,
 )

@@ -13,4 +13,5 @@ BACKEND = Backend(
     check=check,
     copies_blocks=True,
     knows_whole=True,
+    sums_diagonals=True,
 )

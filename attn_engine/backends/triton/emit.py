@@ -15,7 +15,7 @@ from xdsl.ir import Block, Operation
 
 from attn_engine.backends.code_writer import CodeWriter, find_rule
 from attn_engine.backends.plan_python import PLAN_RULES, PlanPrinter, print_plan
-from attn_engine.backends.triton import types
+from attn_engine.backends.triton import diagonals, types
 from attn_engine.backends.triton.emit_map import SCALAR_RULES, print_map
 from attn_engine.backends.triton.emit_memory import MEMORY_RULES
 from attn_engine.backends.triton.printer import RESERVED, KernelPrinter, shape_text
@@ -185,6 +185,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.DotOp: _dot,
     tile.ReduceOp: _reduce,
     tile.ScanOp: _scan,
+    tile.AddDiagonalsOp: diagonals.print_triton,
     tile.TransposeOp: _transpose,
     tile.SliceOp: _slice,
     tile.ConcatOp: _concat,

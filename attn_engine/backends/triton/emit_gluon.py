@@ -13,6 +13,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.backends.code_writer import CodeWriter, find_rule
 from attn_engine.backends.plan_python import PLAN_RULES, PlanPrinter, print_plan
+from attn_engine.backends.triton import diagonals
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_async import ASYNC_RULES
 from attn_engine.backends.triton.gluon_map import MAP_RULES
@@ -144,6 +145,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.ProgramIdOp: _program_id,
     tile.EndOp: _end,
     RolesOp: _roles,
+    tile.AddDiagonalsOp: diagonals.print_gluon,
 }
 
 

@@ -30,6 +30,7 @@ COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
 COMPUTES = (
     *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
     *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp, tile.AtomicAddOp, tile.ScatterAddOp),
+    tile.AddDiagonalsOp,
 )
 
 

@@ -63,6 +63,8 @@ class SplitParts:
             self._add_offset(op, 0)
         elif isinstance(op, tile.StoreOp | tile.AtomicAddOp) and op.value in axes:
             self._add_offset(op, tile.ints_of(op.dims)[axes[op.value]] + 2)
+        elif isinstance(op, tile.AddDiagonalsOp) and op.value in axes:
+            self._take_offset(op, len(op.operands) - 1)
         elif isinstance(op, tile.LoadOp) and op.result in axes:
             self._add_offset(op, tile.ints_of(op.dims)[axes[op.result]] + 1)
         elif isinstance(op, tile.ReduceOp) and axes.get(op.value) == op.axis.value.data and not adds_up(op):
@@ -122,6 +124,11 @@ class SplitParts:
     def _add_offset(self, op: Operation, place: int) -> None:
         start = op.operands[place]
         op.operands[place] = Before(op).add(arith.AddiOp(start, self.offset), start.name_hint or "row0").result
+
+    def _take_offset(self, op: Operation, place: int) -> None:
+        """The diagonals of a tile whose rows start later start earlier."""
+        start = op.operands[place]
+        op.operands[place] = Before(op).add(arith.SubiOp(start, self.offset), start.name_hint or "start").result
 
 
 def _ring_of(value: SSAValue) -> RingOp:

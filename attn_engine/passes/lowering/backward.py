@@ -2,17 +2,20 @@
 
 Each gradient is owned by one kernel. A capture whose index has no key is accumulated where a program
 owns its queries (the row kernel for contributions of `rows`, else dq); one with a key and no query where
-a program owns its keys (dk/dv); one with both, element by element, with dq.
+a program owns its keys (dk/dv); one with both with dq: summed along diagonals first where it depends on
+positions through their distance alone, else element by element.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.diagonals import DiagonalSums, by_distance
 from attn_engine.passes.lowering.frame import Operands
 from attn_engine.passes.lowering.gradients import capture_axes
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
@@ -37,6 +40,7 @@ class BackwardLowering:
     enabled: bool = True
     descriptors: bool = False
     one_loop: bool = False
+    diagonals: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -58,8 +62,11 @@ class BackwardLowering:
         if operands.leads("dq") or by_query or by_both:
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
-            QueryGradients(op, operands, kernel, vectors, by_query, by_both).build(blocks)
+            diagonals = self._diagonals(operands, owned, by_both)
+            scattered = [n for n in by_both if n not in diagonals]
+            QueryGradients(op, operands, kernel, vectors, by_query, scattered, diagonals).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
+            self.kernels += [sums.finish(f"{self.name}_distances{n}") for n, sums in diagonals.items()]
         if operands.leads("dk") or operands.leads("dv") or by_key:
             kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
             blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
@@ -67,6 +74,14 @@ class BackwardLowering:
             self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
         mods.after()
         return [*tables.kernels, *mods.kernels, *self.kernels, plan.finish()]
+
+    def _diagonals(
+        self, operands: Operands, owned: Mapping[int, frozenset[str]], by_both: Sequence[int]
+    ) -> dict[int, DiagonalSums]:
+        """Temporaries for the contributions that are summed along diagonals of the scores."""
+        beyond = max(self.dq.m, self.dq.n)
+        found = [n for n in by_distance(self.op) if n in by_both] if self.diagonals else []
+        return {n: DiagonalSums(self.op, operands, n, owned[n], beyond) for n in found}
 
     def _arguments(self, plan: Plan, operands: Operands) -> None:
         op = self.op

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Region, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.diagonals import DiagonalSums
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
 from attn_engine.passes.lowering.gradients import counted, flush, in_range, places_of, summed, target_of
@@ -22,7 +24,10 @@ from attn_engine.passes.lowering.scope import Scope
 
 @dataclass
 class QueryGradients:
-    """`carried` are the contributions summed over the keys in registers, `scattered` those added element by element."""
+    """`carried` are the contributions summed over the keys in registers, `scattered` those added element by element.
+
+    `diagonals` are those that are summed along diagonals of a block first.
+    """
 
     op: attn.BackwardOp
     operands: Operands
@@ -30,6 +35,7 @@ class QueryGradients:
     vectors: list[SSAValue]
     carried: list[int]
     scattered: list[int]
+    diagonals: Mapping[int, DiagonalSums] = field(default_factory=dict[int, DiagonalSums])
 
     def build(self, blocks: SSAValue) -> None:
         kernel, scope, operands = self.kernel, self.kernel.scope, self.operands
@@ -40,7 +46,7 @@ class QueryGradients:
             i = scope.value(scope.minus(last, i, "i"))
         hk = scope.add(arith.DivSIOp(h, kernel.take(operands.group)), "hk").result
         self.frame = frame = Frame(operands, kernel, 0, b, h, hk)
-        q0 = scope.value(scope.times(i, m, "q0"))
+        q0 = self.q0 = scope.value(scope.times(i, m, "q0"))
         self.q_index = scope.add(tile.RangeOp(q0, m), "rows").result
         q = frame.rows(scope, "q", h, q0, m, operands.qk, frame.sq)
         self.q = frame.modified(scope, q, self.op.query_mod, h, q0, frame.sq, operands.qk)
@@ -78,10 +84,14 @@ class QueryGradients:
         ]
         if frame.leads("dq"):
             wanted.append(cast(program, dx, operands.element))
-        wanted += [counted(frame, program, program.contributions[c].value, index[2], frame.sq) for c in self.scattered]
+        apart = [*self.scattered, *self.diagonals]
+        wanted += [counted(frame, program, program.contributions[c].value, index[2], frame.sq) for c in apart]
         found = frame.run(program, scope, wanted)
-        for c, value in zip(self.scattered, found[len(found) - len(self.scattered) :], strict=True):
-            flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
+        for c, value in zip(apart, found[len(found) - len(apart) :], strict=True):
+            if c in self.diagonals:
+                self.diagonals[c].add(frame, scope, spread(scope, value, frame.shape), self.q0, n0)
+            else:
+                flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[: len(self.carried)]]
         if frame.leads("dq"):
             ds = spread(scope, found[len(self.carried)], frame.shape)

@@ -1,0 +1,59 @@
+"""`tile.add_diagonals` in Triton and in Gluon: sums over the rows of a tile that was turned, then atomic additions.
+
+Additions element by element would meet at the same places. Rows turned left by their numbers have each diagonal in one
+column; elements that wrapped around belong to another diagonal of the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attn_engine.backends.code_writer import CodeWriter, Names
+from attn_engine.backends.triton.gluon_printer import FunctionPrinter
+from attn_engine.backends.triton.printer import KernelPrinter, wide
+from attn_engine.dialects import tile
+
+
+def _print(
+    writer: CodeWriter,
+    names: Names,
+    of: str,
+    value: str,
+    place: str,
+    stride: str,
+    rows: str,
+    columns: str,
+    shape: Sequence[int],
+):
+    """`of` is the module of the language; `rows` and `columns` are ranges over the tile's axes."""
+    m, n = shape
+    reach, turned, column = names.fresh("reach"), names.fresh("turned"), names.fresh("column")
+    writer.line(f"{column} = {columns}")
+    writer.line(f"{reach} = {rows}[:, None] + {column}[None, :]")
+    writer.line(f"{turned} = {of}.gather({value}, {reach} % {n}, 1)")
+    for wraps in range((m + n - 2) // n + 1):
+        sums = f"{of}.reduce({of}.where({reach} // {n} == {wraps}, {turned}, 0.0), 0, _add)"
+        places = f"{place} + {of}.cast({column} - {wraps * n}, {of}.int64) * {stride}"
+        writer.line(f'{of}.atomic_add({places}, {sums}, sem="relaxed")')
+
+
+def print_triton(printer: KernelPrinter, op: tile.AddDiagonalsOp) -> None:
+    base, (m, n) = printer.text(op.target), tile.shape_of(op.value)
+    strides = printer.strides[base]
+    terms = [f"{wide(text)} * {stride}" for text, stride in zip(printer.texts(op.indices), strides, strict=True)]
+    place, value = " + ".join([base, *terms]), printer.text(op.value)
+    ranges = (f"tl.arange(0, {m})", f"tl.arange(0, {n})")
+    _print(printer.writer, printer.names, "tl", value, place, strides[-1], *ranges, (m, n))
+
+
+def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
+    """A warp along the columns: neighbours in a row are in neighbouring banks, and sums go down a thread's own rows."""
+    base, (m, n) = printer.text(op.target), tile.shape_of(op.value)
+    strides = printer.strides[base]
+    indices = printer.texts(op.indices)
+    terms = [f"gl.cast({text}, gl.int64) * {stride}" for text, stride in zip(indices, strides, strict=True)]
+    layout = printer.names.fresh("by_column")
+    printer.writer.line(f"{layout}: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [{printer.warps}, 1], [1, 0])")
+    value = f"gl.convert_layout({printer.text(op.value)}, {layout})"
+    ranges = (f"gl.arange(0, {m}, gl.SliceLayout(1, {layout}))", f"gl.arange(0, {n}, gl.SliceLayout(0, {layout}))")
+    _print(printer.writer, printer.names, "gl", value, " + ".join([base, *terms]), strides[-1], *ranges, (m, n))

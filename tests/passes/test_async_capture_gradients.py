@@ -1,0 +1,41 @@
+"""Gradients of captures score by score at the async level, under random schedules: as at the value level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attn_engine import pipelines
+from attn_engine.backends.gluon.legalize import GRADIENTS
+from attn_engine.dialects import tile as dialect
+from attn_engine.frontend import Definition, build
+from attn_engine.interpreters import tile, tile_async
+from attn_engine.runtime import driver
+from tests.passes.test_tile_async_backward import Compiled, D, problem
+
+SIZES = (130, 200)
+TABLE = torch.linspace(-1, 1, 2 * sum(SIZES)).reshape(2, -1)
+DEFINITIONS = {
+    "distances": Definition(score_mod=lambda s, b, h, q, kv: s + TABLE[h, q - kv + SIZES[1]]),
+    "distances, causal": Definition(
+        score_mod=lambda s, b, h, q, kv: s * TABLE[h, q - kv], mask_mod=lambda b, h, q, kv: q >= kv
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_as_at_the_value_level(name: str):
+    traced = build(DEFINITIONS[name], dtype=torch.float16, head_dim=D, head_dim_v=D, return_lse=True)
+    module = driver.to_attn(traced.module, ("q", "k", "v", "0"))
+    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2 diagonals=true}"
+    driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
+    scheduled = module.clone()
+    driver.run_passes(scheduled, GRADIENTS)
+    assert any(isinstance(op, dialect.AddDiagonalsOp) for op in scheduled.walk())
+    given = problem(Compiled(module, scheduled, list(traced.captures)), (1, 2, 1), SIZES)
+    want = given.gradients(tile.run_plan, module)
+    assert all(torch.isfinite(w).all() for w in want)
+    for seed in range(2):
+        got = given.gradients(tile_async.run_plan, scheduled, seed=seed)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
