@@ -103,9 +103,17 @@ def strong_decay_and_resets():
     x = made(1, 192, 2, 2, 64, 64, FLOAT)
     x["decay"] = torch.linspace(0, -120, 64, device="cuda").repeat(3)[None, :, None].expand(1, -1, 2).clone()
     compare(x, FLOAT)
-    x["decay"][:, 70] = float("-inf")
-    o, _ = attn_engine.recurrence(**x)
-    near("o", o, reference(**{n: t.double() for n, t in x.items()})[0], FLOAT)
+    x["decay"][:, 70:72] = float("-inf")
+    compare(x, FLOAT)
+
+
+def resets(kind):
+    """Exactly, and with gradients: in a chunk of its own, several in a chunk, of some channels alone."""
+    x = made(1, 200, 2, 2, 64, 64, FLOAT, kind)
+    x["decay"][:, [0, 5, 6, 40, 130], 1] = float("-inf")
+    if kind.startswith("channel"):
+        x["decay"][:, 20:22, :, 3:5] = float("-inf")
+    compare(x, FLOAT)
 
 
 Case = tuple[Callable[..., None], tuple[object, ...], dict[str, object]]
@@ -138,6 +146,9 @@ CASES: dict[str, Case] = {
     "decoding 1": _case(decoding, 1),
     "decoding 3": _case(decoding, 3),
     "strong decay": _case(strong_decay_and_resets),
+    "resets": _case(resets, "token"),
+    "resets of channels": _case(resets, "channel"),
+    "resets, delta": _case(resets, "delta"),
 }
 
 

@@ -10,12 +10,19 @@ func.func @forward(%q: tensor<?x?x?x16xf32>, %k: tensor<?x?x?x16xf32>, %v: tenso
 // One sweep: the state is carried from chunk to chunk, and every exponent is a sum, or a difference kept at most 0.
 // CHECK: tile.kernel @forward_decay(
 // CHECK: tile.scan sum
+// CHECK: arith.cmpf ole
+// CHECK: tile.scan sum
 // CHECK: tile.kernel @forward_o_sweep(
 // CHECK: scf.for {{.*}} iter_args(%[[S:.*]] = %{{.*}}) -> (tensor<16x16xf32>)
 // CHECK: tile.load %q[{{.*}}] dims [2, 3] bounded [0]
-// CHECK: tile.dot %{{.*}}, %[[S]], %{{.*}} ieee : tensor<32x16xf32>, tensor<16x16xf32>
+// Tokens that forget everything are counted, and looked at in chunks that have any.
+// CHECK: %[[SOME:.*]] = arith.cmpf ogt, %count
+// CHECK: scf.if %[[SOME]] -> (tensor<32xf32>, tensor<32xf32>, f32)
 // CHECK: arith.minimumf
 // CHECK-NEXT: math.exp2
+// CHECK: scf.if %[[SOME]] -> (tensor<32x32xf32>)
+// CHECK: arith.cmpf oeq
+// CHECK: tile.dot %{{.*}}, %[[S]], %{{.*}} ieee : tensor<32x16xf32>, tensor<16x16xf32>
 // CHECK: tile.store %{{.*}}, %o[
 // CHECK: scf.yield %{{.*}} : tensor<16x16xf32>
 // CHECK: tile.plan @forward(%q: {{.*}}, %decay: !tile.global<3 x f32>, %o: !tile.global<4 x f32>)

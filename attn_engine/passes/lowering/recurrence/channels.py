@@ -12,12 +12,16 @@ from attn_engine.passes.lowering.kernel import Head, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.levels import (
+    Gates,
+    cut,
     differ_at,
     faded_to_end,
     gates_of,
-    last_of,
     nearness,
     over_levels,
+    row_of,
+    some_of,
+    total_of,
 )
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
@@ -33,7 +37,7 @@ CHANNELS = 64
 class Prepared:
     """Of all chunks: inner_i = q_i exp(G_i), outer_j = k_j exp(T - G_j), weights [B, H, T, C] of tokens for each other."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, q: SSAValue, k: SSAValue, decay: SSAValue, gates: SSAValue):
+    def __init__(self, setting: Setting, sizes: Sizes, q: SSAValue, k: SSAValue, decay: SSAValue, gates: Gates):
         self.setting, self.sizes, self.q, self.k, self.gates = setting, sizes, q, k, gates
         self.element, self.chunk = tile.element_of(q), setting.form.chunk
         key = channels_of(q)
@@ -49,28 +53,31 @@ class Prepared:
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
         parts, chunk = self.key.tile // self.part.tile, self.chunk
+        some = some_of(view, scope, self.gates, t0)
         weights = scope.splat([chunk, chunk], 0.0, "weights")
         op, body, part, (before,) = loop(scope, 0, parts, 1, [weights], "part")
         c0 = body.value(body.times(part, self.part.tile, "c0"))
-        close(body, [self._part(view, body, before, t0, c0)])
+        close(body, [self._part(view, body, before, t0, c0, some)])
         rounded = Tiles(scope, self.precision).rounded(op.results[0], self.element)
         view.store_own(scope, rounded, self.weights, t0, scope.value(0))
 
-    def _part(self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue) -> SSAValue:
+    def _part(
+        self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue, some: SSAValue
+    ) -> SSAValue:
         """The weights with some channels more; few at a time, so that registers are left for several programs."""
-        tiles, chunk = Tiles(scope, self.precision), self.chunk
+        tiles, chunk, gates, place = Tiles(scope, self.precision), self.chunk, self.gates, (t0, c0)
         shape = [chunk, self.part.tile]
         q, k = (view.rows(scope, x, t0, chunk, self.part, c0) for x in (self.q, self.k))
-        own = view.own_rows(scope, self.gates, t0, chunk, self.part.tile, c0, "own")
-        total = last_of(view, scope, self.gates, t0, chunk, self.part.tile, c0)
+        own = view.own_rows(scope, gates.sums, t0, chunk, self.part.tile, c0, "own")
+        total = row_of(view, scope, gates.sums, t0, chunk, self.part.tile, c0)
         inner = tiles.map(shape, lambda t: t.mul(t.take(q, 0, 1), t.exp2(t.take(own, 0, 1))), self.element)
-        view.store_own(scope, inner, self.inner, t0, c0)
+        view.store_own(scope, cut(view, scope, gates, some, inner, place, False), self.inner, t0, c0)
         outer = tiles.map(shape, lambda t: t.mul(t.take(k, 0, 1), faded_to_end(t, own, total)), self.element)
-        view.store_own(scope, outer, self.outer, t0, c0)
+        view.store_own(scope, cut(view, scope, gates, some, outer, place, True), self.outer, t0, c0)
 
         def step(at: Scope, level: SSAValue, weights: SSAValue) -> SSAValue:
             inside = Tiles(at, self.precision)
-            near = nearness(view, inside, self.gates, own, level, t0, c0)
+            near = nearness(view, inside, gates, own, level, t0, c0, some)
             faded = self._faded(inside, q, k, near, level)
             return self._added(inside, inside.dot(faded, inside.turned(faded)), weights, level)
 
@@ -125,7 +132,9 @@ class RowsChunk(Chunk):
             self.q = self.view.own_rows(self.scope, reads, self.t0, size, key, zero, "q_tile")
         self.k = self.view.own_rows(self.scope, writes, self.t0, size, key, zero, "k_tile")
         self.v = self.view.rows(self.scope, self.walk.v, self.t0, size, sweep.value, sweep.v0)
-        self.total = last_of(self.view, self.scope, gates, self.t0, size, key, zero)
+        some = some_of(self.view, self.scope, gates, self.t0)
+        total = row_of(self.view, self.scope, gates.sums, self.t0, size, key, zero)
+        self.total = total_of(self.view, self.scope, gates, some, total, self.t0, size, zero)
 
     def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
         sweep, tiles = self.sweep, Tiles(self.scope, self.sweep.precision)
@@ -171,8 +180,10 @@ class ColumnsChunk(Chunk):
         super()._operands()
         sweep, size, columns, gates = self.sweep, self.size, self.sweep.value.tile, self.sweep.gates
         assert gates is not None
-        self.own = self.view.own_rows(self.scope, gates, self.t0, size, columns, sweep.v0, "own")
-        self.total = last_of(self.view, self.scope, gates, self.t0, size, columns, sweep.v0)
+        self.gates, self.some = gates, some_of(self.view, self.scope, gates, self.t0)
+        self.own = self.view.own_rows(self.scope, gates.sums, self.t0, size, columns, sweep.v0, "own")
+        self.sums = row_of(self.view, self.scope, gates.sums, self.t0, size, columns, sweep.v0)
+        self.total = total_of(self.view, self.scope, gates, self.some, self.sums, self.t0, size, sweep.v0)
 
     def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
         """The part that comes from before the chunk; `Within` adds the rest."""
@@ -180,8 +191,14 @@ class ColumnsChunk(Chunk):
         q = self.view.rows(self.scope, walk.q, self.t0, self.size, sweep.key, self.scope.value(0))
         o = tiles.dot(q, tiles.rounded(state, sweep.element), hint="o")
         o = tiles.map(self._values(), lambda t: t.mul(t.take(o, 0, 1), self._decayed(t, walk.reverse)))
-        return self._scaled(o)
+        return self._scaled(self._cut(o, walk.reverse))
+
+    def _written(self, v: SSAValue) -> SSAValue:
+        return self._cut(super()._written(v), not self.walk.reverse)
+
+    def _cut(self, values: SSAValue, to_end: bool) -> SSAValue:
+        place = self.t0, self.sweep.v0
+        return cut(self.view, self.scope, self.gates, self.some, values, place, to_end)
 
     def _decayed(self, terms: Terms, to_end: bool) -> SSAValue:
-        assert self.total is not None
-        return faded_to_end(terms, self.own, self.total) if to_end else terms.exp2(terms.take(self.own, 0, 1))
+        return faded_to_end(terms, self.own, self.sums) if to_end else terms.exp2(terms.take(self.own, 0, 1))

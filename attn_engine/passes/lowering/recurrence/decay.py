@@ -18,7 +18,7 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 LOG2_E = 1.4426950408889634
 FORGOTTEN = -150.0
-"""exp2 of this is 0 in f32. A log decay of -inf counts as this much, or it would make a NaN of differences."""
+"""exp2 of this is 0 in f32: a log decay that is no more, -inf for one, forgets everything before its token."""
 HEADS = 8
 """Heads per program: log decays usually lie head beside head."""
 
@@ -32,6 +32,18 @@ class Rows:
 
     sums: SSAValue | None
     weight: SSAValue | None
+    resets: SSAValue | None = None
+    """How many tokens of the chunk forget everything, up to each one; sums leave them out."""
+
+
+def forgets(terms: Terms, log: SSAValue) -> SSAValue:
+    """Whether a log decay in the units of exp2 leaves nothing."""
+    return terms.at_or_below(log, FORGOTTEN)
+
+
+def kept_gradient(terms: Terms, decay: SSAValue, gradient: SSAValue) -> SSAValue:
+    """The gradient of a log decay: 0 where it forgets."""
+    return terms.choose(forgets(terms, terms.mul(decay, terms.real(LOG2_E))), terms.real(0.0), gradient)
 
 
 def rows_of(setting: Setting, sizes: Sizes, decay: SSAValue | None, weight: SSAValue | None) -> Rows:
@@ -42,6 +54,7 @@ def rows_of(setting: Setting, sizes: Sizes, decay: SSAValue | None, weight: SSAV
         found = Rows(
             None if decay is None else setting.temporary(shape, f32, "sums"),
             None if weight is None else setting.temporary(shape, f32, "weights"),
+            None if decay is None else setting.temporary(shape, f32, "resets"),
         )
         if decay is not None or weight is not None:
             _Kernel(setting, sizes, found).run(decay, weight)
@@ -68,8 +81,8 @@ class _Kernel:
         own = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(chunk)), "chunks").result
         _, body, c, _ = loop(scope, part, own, kernel.take(parts), [], "c")
         t0 = body.value(body.plus(view.begin, body.times(c, chunk, "t0"), "t0"))
-        if decay is not None and self.rows.sums is not None:
-            self._sum(body, decay, self.rows.sums, t0)
+        if decay is not None and self.rows.sums is not None and self.rows.resets is not None:
+            self._sum(body, decay, (self.rows.sums, self.rows.resets), t0)
         if weight is not None and self.rows.weight is not None:
             terms = Terms(body, self.shape)
             self._store(body, terms.result(terms.take(self._load(body, weight, t0), 0, 1)), self.rows.weight, t0)
@@ -83,12 +96,16 @@ class _Kernel:
         index = [self.view.b, self.h0, t0]
         return scope.add(tile.LoadOp(source, index, [2, 1], type_, limits), tensor.name_hint or "x").result
 
-    def _sum(self, scope: Scope, decay: SSAValue, target: SSAValue, t0: SSAValue) -> None:
-        terms = Terms(scope, self.shape)
-        raw = terms.take(self._modified(scope, decay, self._load(scope, decay, t0), t0), 0, 1)
-        floored = terms.at_least(terms.mul(raw, terms.real(LOG2_E)), FORGOTTEN)
-        sums = scope.add(tile.ScanOp(tile.Reduction.SUM, terms.result(floored), 0), "sums").result
-        self._store(scope, sums, target, t0)
+    def _sum(self, scope: Scope, decay: SSAValue, targets: tuple[SSAValue, SSAValue], t0: SSAValue) -> None:
+        """Sums, and counts of what they leave out."""
+        raw = self._modified(scope, decay, self._load(scope, decay, t0), t0)
+        for number, target in enumerate(targets):
+            terms = Terms(scope, self.shape)
+            log = terms.mul(terms.take(raw, 0, 1), terms.real(LOG2_E))
+            zero, one = terms.real(0.0), terms.real(1.0)
+            added = terms.choose(forgets(terms, log), one if number else zero, zero if number else log)
+            sums = scope.add(tile.ScanOp(tile.Reduction.SUM, terms.result(added), 0), "sums").result
+            self._store(scope, sums, target, t0)
 
     def _modified(self, scope: Scope, decay: SSAValue, raw: SSAValue, t0: SSAValue) -> SSAValue:
         mod = self.setting.mods.get(decay)

@@ -26,7 +26,7 @@ from attn_engine.dialects import attn, tile
 from attn_engine.dialects.tile_block import StoreBlockOp
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
-from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, fading, written
+from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, faded, parted, written
 from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients, slot_of
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
@@ -104,9 +104,8 @@ class KeepStates(Chunk):
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
         sweep, view, scope, size = self.sweep, self.view, self.scope, self.size
         assert sweep.solved is not None and sweep.kept is not None
-        self.sums = self.total = self.weight = None
-        if sweep.rows_read.sums is not None:
-            self._decays(view.kernel.take(sweep.rows_read.sums))
+        self.total = self.weight = None
+        self._fades()
         self.k = view.rows(scope, sweep.walk.k, self.t0, size, sweep.key, scope.value(0))
         self.v = written(sweep, view, scope, sweep.solved, self.t0, inside[0])
         view.store_own(scope, self.v, sweep.kept.u, self.t0, sweep.v0)
@@ -127,7 +126,7 @@ class KeepStates(Chunk):
         """Unlike other sweeps this one has no scale."""
         tiles = Tiles(self.scope, self.sweep.precision)
         added = self.v
-        if self.sums is not None:
+        if self.fade is not None:
             added = tiles.map(
                 self._values(), lambda t: t.mul(t.take(self.v, 0, 1), self._decayed(t, True)), self.sweep.element
             )
@@ -146,9 +145,8 @@ class KeepGradients(KeepStates):
         sweep, view, scope, size, zero = self.sweep, self.view, self.scope, self.size, self.scope.value(0)
         assert sweep.solved is not None and sweep.kept is not None
         tiles, walk, state = Tiles(scope, sweep.precision), sweep.walk, inside[0]
-        self.sums = self.total = self.weight = None
-        if sweep.rows_read.sums is not None:
-            self._decays(view.kernel.take(sweep.rows_read.sums))
+        self.total = self.weight = None
+        self._fades()
         k, q = (view.rows(scope, x, self.t0, size, sweep.key, zero) for x in (walk.q, walk.k))
         d_o = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
         self._keep(state, sweep.kept.after)
@@ -163,19 +161,19 @@ class KeepGradients(KeepStates):
     def _read(self, t: Terms, d_o: SSAValue) -> SSAValue:
         """dO as the state before the chunk sees it."""
         value = t.mul(t.take(d_o, 0, 1), t.take(self._scale()))
-        return value if self.sums is None else t.mul(value, self._decayed(t, False))
+        return value if self.fade is None else t.mul(value, self._decayed(t, False))
 
     def _gradient_of_written(self, tiles: Tiles, k: SSAValue, q: SSAValue, d_o: SSAValue, state: SSAValue) -> SSAValue:
         size, place, element = self.size, tiles.range(self.size), self.sweep.element
         products = tiles.dot(k, tiles.turned(q), hint="p")
 
         def weights(t: Terms) -> SSAValue:
-            value = t.mul(fading(t, self.sums, t.take(products, 0, 1), turned=True), t.take(self._scale()))
+            value = t.mul(faded(t, self.fade, t.take(products, 0, 1), turned=True), t.take(self._scale()))
             return t.where(t.not_before(t.take(place, 1), t.take(place, 0)), value)
 
         d_u = tiles.dot(k, tiles.rounded(state, element), hint="d_u")
-        if self.sums is not None:
+        if self.fade is not None:
             seen = d_u
             d_u = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, True)))
-        d_u = tiles.dot(tiles.map([size, size], weights, element), d_o, d_u, "d_u")
+        d_u = tiles.dot(parted(tiles, self.fade, tiles.map([size, size], weights, element)), d_o, d_u, "d_u")
         return tiles.rounded(d_u, element)

@@ -21,6 +21,7 @@ from xdsl.ir import SSAValue
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
+from attn_engine.passes.lowering.recurrence.fade import Fade
 from attn_engine.passes.lowering.recurrence.levels import differ_at, over_levels
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
@@ -48,18 +49,17 @@ class Solved:
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         state, tiles, zero, chunk = self.state, Tiles(scope, self.precision), scope.value(0), self.chunk
         k = view.rows(scope, self.k, t0, chunk, state.key, zero)
-        sums, beta = (
-            None if x is None else view.vector(scope, view.kernel.take(x), t0, chunk, "row", view.sizes.bounds is None)
-            for x in (self.rows.sums, self.rows.weight)
-        )
-        assert beta is not None
-        inverse = self._inverse(scope, self._system(tiles, k, sums, beta))
+        assert self.rows.weight is not None
+        fade = Fade.load(view, scope, self.rows, t0, chunk)
+        whole = view.sizes.bounds is None
+        beta = view.vector(scope, view.kernel.take(self.rows.weight), t0, chunk, "beta", whole)
+        inverse = self._inverse(scope, self._system(tiles, k, fade, beta))
         if self.inverse is not None:
             view.store_own(scope, tiles.rounded(inverse, self.element), self.inverse, t0, zero)
 
         def factor(t: Terms, decayed: bool) -> SSAValue:
             scaled = t.mul(t.take(inverse, 0, 1), t.take(beta, 1))
-            return scaled if sums is None or not decayed else t.mul(scaled, t.exp2(t.take(sums, 1)))
+            return scaled if fade is None or not decayed else t.mul(scaled, fade.from_start(t, 1))
 
         on_keys, on_values = (
             tiles.map([chunk, chunk], lambda t, d=decayed: factor(t, d), self.element) for decayed in (True, False)
@@ -70,17 +70,17 @@ class Solved:
             v = view.rows(scope, self.v, t0, chunk, state.value, v0)
             view.store_own(scope, tiles.rounded(tiles.dot(on_values, v), self.element), self.fixed, t0, v0)
 
-    def _system(self, tiles: Tiles, k: SSAValue, sums: SSAValue | None, beta: SSAValue) -> SSAValue:
+    def _system(self, tiles: Tiles, k: SSAValue, fade: Fade | None, beta: SSAValue) -> SSAValue:
         """L."""
         products, place = tiles.dot(k, tiles.turned(k)), tiles.range(self.chunk)
 
         def code(t: Terms) -> SSAValue:
             return t.where(
                 t.after(t.take(place, 0), t.take(place, 1)),
-                t.mul(fading(t, sums, t.take(products, 0, 1)), t.take(beta, 0)),
+                t.mul(faded(t, fade, t.take(products, 0, 1)), t.take(beta, 0)),
             )
 
-        return tiles.map([self.chunk, self.chunk], code)
+        return parted(tiles, fade, tiles.map([self.chunk, self.chunk], code))
 
     def _inverse(self, scope: Scope, system: SSAValue) -> SSAValue:
         """T = (I + L)^-1 in f32; after the level l its blocks of 2^(l+1) tokens are inverses."""
@@ -121,13 +121,15 @@ class Solved:
         return tiles.dot(a[0], b[0], acc, "inverse")
 
 
-def fading(t: Terms, sums: SSAValue | None, product: SSAValue, turned: bool = False) -> SSAValue:
-    """A product of tokens i and j times exp(G_i - G_j); i are the rows, or with `turned` the columns."""
-    if sums is None:
+def faded(t: Terms, fade: Fade | None, product: SSAValue, turned: bool = False) -> SSAValue:
+    """A product of tokens i and j times exp(G_i - G_j), to be `parted`; i are the rows, or with `turned` the columns."""
+    if fade is None:
         return product
-    row, column = (1, 0) if turned else (0, 1)
-    exponent = t.at_most_zero(t.sub(t.take(sums, row), t.take(sums, column)))
-    return t.mul(product, t.exp2(exponent))
+    return t.mul(product, fade.between(t, 1, 0) if turned else fade.between(t, 0, 1))
+
+
+def parted(tiles: Tiles, fade: Fade | None, products: SSAValue) -> SSAValue:
+    return products if fade is None else fade.parted(tiles.scope, products)
 
 
 class DeltaChunk(Chunk):
@@ -140,7 +142,7 @@ class DeltaChunk(Chunk):
         setting, walk = sweep.setting, sweep.walk
         rows = rows_of(setting, sweep.sizes, walk.decay, walk.weight)
         sweep.solved = Solved(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows)
-        return Rows(rows.sums, None)
+        return Rows(rows.sums, None, rows.resets)
 
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
         self.before = inside[0]

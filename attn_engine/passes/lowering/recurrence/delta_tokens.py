@@ -12,9 +12,10 @@ from attn_engine.dialects import attn, tile
 from attn_engine.dialects.tile_block import LoadBlockOp
 from attn_engine.passes.lowering.kernel import close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
-from attn_engine.passes.lowering.recurrence.decay import FORGOTTEN, LOG2_E
+from attn_engine.passes.lowering.recurrence.decay import kept_gradient
 from attn_engine.passes.lowering.recurrence.delta import Results
-from attn_engine.passes.lowering.recurrence.delta_chunks import fading
+from attn_engine.passes.lowering.recurrence.delta_chunks import faded, parted
+from attn_engine.passes.lowering.recurrence.fade import Fade
 from attn_engine.passes.lowering.recurrence.setting import Setting, View
 from attn_engine.passes.lowering.recurrence.sweep import Sweep
 from attn_engine.passes.lowering.recurrence.terms import Terms
@@ -50,7 +51,7 @@ class Gradients:
         tiles = Tiles(scope, self.precision)
         self.view, self.t0, self.place = view, t0, tiles.range(self.chunk)
         self.k = view.rows(scope, self.op.k, t0, self.chunk, self.key, scope.value(0))
-        self.sums = None if self.rows.sums is None else self.vector(scope, self.rows.sums)
+        self.fade = Fade.load(view, scope, self.rows, t0, self.chunk)
         return tiles
 
     def vector(self, scope: Scope, source: SSAValue) -> SSAValue:
@@ -63,11 +64,11 @@ class Gradients:
 
     def from_start(self, t: Terms, value: SSAValue) -> SSAValue:
         """Of each token what the state before the chunk gives it, decayed."""
-        return value if self.sums is None else t.mul(value, t.exp2(t.take(self.sums, 0)))
+        return value if self.fade is None else t.mul(value, self.fade.from_start(t, 0))
 
     def below(self, t: Terms, product: SSAValue) -> SSAValue:
         """A product of tokens times E, below the diagonal."""
-        return t.where(t.after(t.take(self.place, 0), t.take(self.place, 1)), fading(t, self.sums, product))
+        return t.where(t.after(t.take(self.place, 0), t.take(self.place, 1)), faded(t, self.fade, product))
 
     def state(self, scope: Scope, source: SSAValue, v0: SSAValue) -> SSAValue:
         view = self.view
@@ -103,7 +104,8 @@ class WrittenGradients(Gradients):
         self.beta = self.strengths(scope)
         self.inverse = tiles.turned(self.own(scope, solved.inverse, chunk, zero, "inverse"))
         products = tiles.dot(self.k, tiles.turned(self.k), hint="kk")
-        self.system = tiles.map(square, lambda t: self.below(t, t.take(products, 0, 1)), self.element)
+        system = tiles.map(square, lambda t: self.below(t, t.take(products, 0, 1)), self.element)
+        self.system = parted(tiles, self.fade, system)
         start = [scope.splat(square, 0.0, "sum"), scope.splat([chunk], 0.0, "sum")]
         op, body, part, sums = loop(scope, 0, self.sweep.state.splits, 1, start, "part")
         close(body, self._part(body, body.value(body.times(part, self.value.tile, "v0")), sums))
@@ -113,7 +115,8 @@ class WrittenGradients(Gradients):
             lost = t.sub(t.real(0.0), t.take(d_system, 0, 1))
             return t.mul(self.below(t, lost), t.take(self.beta, 0))
 
-        view.store_own(scope, tiles.map(square, made, self.element), self.made, t0, zero)
+        below = parted(tiles, self.fade, tiles.map(square, made, self.element))
+        view.store_own(scope, below, self.made, t0, zero)
         self.store(scope, d_beta, self.results.d_beta)
 
     def _part(self, scope: Scope, v0: SSAValue, sums: list[SSAValue]) -> list[SSAValue]:
@@ -200,10 +203,10 @@ class TokenGradients(Gradients):
         below = self.own(scope, self.made, chunk, zero, "below")
 
         def seen(t: Terms) -> SSAValue:
-            value = t.mul(fading(t, self.sums, t.take(d_p, 0, 1)), t.take(scale))
+            value = t.mul(faded(t, self.fade, t.take(d_p, 0, 1)), t.take(scale))
             return t.where(t.not_before(t.take(self.place, 0), t.take(self.place, 1)), value)
 
-        weights = tiles.map([chunk, chunk], seen, self.element)
+        weights = parted(tiles, self.fade, tiles.map([chunk, chunk], seen, self.element))
         of_state = tiles.map(wide, lambda t: t.mul(self.from_start(t, t.take(reading, 0, 1)), t.take(scale)))
         d_q = tiles.dot(weights, self.k, of_state, "d_q")
         view.store_rows(scope, d_q, self.results.dq, self.t0, self.key, zero)
@@ -218,30 +221,16 @@ class TokenGradients(Gradients):
             self._decays(tiles, [q, d_q, plus, minus, kept], states, self.results.d_decay)
 
     def _to_end(self, tiles: Tiles, value: SSAValue) -> SSAValue:
-        sums = self.sums
-        if sums is None:
+        fade = self.fade
+        if fade is None:
             return value
-        total = self._total(tiles.scope)
-
-        def code(t: Terms) -> SSAValue:
-            rest = t.at_most_zero(t.sub(t.take(total), t.take(sums, 0)))
-            return t.mul(t.take(value, 0, 1), t.exp2(rest))
-
-        return tiles.map([self.chunk, self.key.tile], code)
-
-    def _total(self, scope: Scope) -> SSAValue:
-        """The decay of the whole chunk."""
-        view = self.view
-        assert self.rows.sums is not None
-        end = scope.plus(self.t0, self.chunk, "end")
-        if view.sizes.bounds is not None:
-            end = scope.smaller(end, view.end, "end")
-        last = scope.value(scope.minus(end, 1, "last"))
-        return view.number(scope, view.kernel.take(self.rows.sums), last, "total")
+        wide = [self.chunk, self.key.tile]
+        return tiles.map(wide, lambda t: t.mul(t.take(value, 0, 1), fade.to_end(t, 0)))
 
     def _decays(self, tiles: Tiles, parts: list[SSAValue], states: SSAValue, target: SSAValue) -> None:
         """A decay counts for all tokens of its chunk from its own on, and for the state after them."""
-        view, scope, wide = self.view, tiles.scope, [self.chunk, self.key.tile]
+        view, scope, wide, fade = self.view, tiles.scope, [self.chunk, self.key.tile], self.fade
+        assert fade is not None
         q, d_q, plus, minus, kept = parts
 
         def change(t: Terms) -> SSAValue:
@@ -250,12 +239,12 @@ class TokenGradients(Gradients):
 
         sums = tiles.running(tiles.sum(tiles.map(wide, change), 1), reverse=True)
         ends = tiles.sum(tiles.map(wide, lambda t: t.mul(t.take(self.k, 0, 1), t.take(kept, 0, 1))), 1)
-        end, total = tiles.sum(ends, 0), self._total(scope)
+        end = tiles.sum(ends, 0)
         assert self.op.decay is not None
         decay = view.vector(scope, view.take(self.op.decay), self.t0, self.chunk, "decay")
 
         def code(t: Terms) -> SSAValue:
-            after = t.add(t.take(end), t.mul(t.take(states), t.exp2(t.take(total))))
-            return t.where(t.above(t.take(decay, 0), FORGOTTEN / LOG2_E), t.add(t.take(sums, 0), after))
+            after = t.add(t.take(end), t.mul(t.take(states), t.exp2(t.take(fade.total))))
+            return kept_gradient(t, t.take(decay, 0), t.add(t.take(sums, 0), after))
 
         self.store(scope, tiles.map([self.chunk], code), target)

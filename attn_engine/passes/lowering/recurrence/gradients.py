@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import staged
-from attn_engine.passes.lowering.recurrence.decay import FORGOTTEN, LOG2_E
+from attn_engine.passes.lowering.recurrence.decay import kept_gradient
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
@@ -99,8 +99,7 @@ class TokenGradients:
         decay = view.vector(scope, view.take(op.decay), t0, TOKENS, "decay")
         terms = Terms(scope, [TOKENS])
         gradient = terms.add(terms.take(sums, 0), terms.take(later))
-        kept = terms.above(terms.take(decay, 0), FORGOTTEN / LOG2_E)
-        self._store(scope, terms.result(terms.where(kept, gradient)), self.d_decay, t0)
+        self._store(scope, terms.result(kept_gradient(terms, terms.take(decay, 0), gradient)), self.d_decay, t0)
         total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
         return scope.add(arith.AddfOp(later, total), "later").result
 
@@ -165,8 +164,8 @@ class ChannelGradients:
         decay = view.rows(scope, op.decay, t0, WIDE_ROWS, self.head, self.c0)
         terms = Terms(scope, shape)
         gradient = terms.add(terms.take(sums, 0, 1), terms.take(later, 1))
-        kept = terms.above(terms.take(decay, 0, 1), FORGOTTEN / LOG2_E)
-        view.store_rows(scope, terms.result(terms.where(kept, gradient)), self.target, t0, self.head, self.c0)
+        gradient = terms.result(kept_gradient(terms, terms.take(decay, 0, 1), gradient))
+        view.store_rows(scope, gradient, self.target, t0, self.head, self.c0)
         total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
         terms = Terms(scope, [self.head.tile])
         return terms.result(terms.add(terms.take(later, 0), terms.take(total, 0)))

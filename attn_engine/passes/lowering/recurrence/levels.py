@@ -13,6 +13,7 @@ factors that are at most 1: one product of matrices for each l, and one for i = 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, f32
@@ -22,50 +23,88 @@ from attn_engine.dialects import tile
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.kernel import Head, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
-from attn_engine.passes.lowering.recurrence.decay import FORGOTTEN, LOG2_E
+from attn_engine.passes.lowering.recurrence.decay import LOG2_E, forgets
+from attn_engine.passes.lowering.recurrence.fade import NOTHING, where_some
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
 from attn_engine.passes.lowering.scope import Index, Scope
 
 
-def gates_of(setting: Setting, sizes: Sizes, decay: SSAValue) -> SSAValue:
-    """The sums of log decays within chunks, [B, H, T, K] in the units of exp2; made once. K is that of whole tiles."""
+@dataclass(frozen=True)
+class Gates:
+    """Temporaries [B, H, T, K] of sums of log decays within chunks, in the units of exp2. K is that of whole tiles.
+
+    What forgets everything is left out of the sums, and counted (see `fade`): `counts` are written in chunks that have any
+    such, and `some` [B, H, T] says at the first token of each chunk whether it has.
+    """
+
+    sums: SSAValue
+    counts: SSAValue
+    some: SSAValue
+
+
+def gates_of(setting: Setting, sizes: Sizes, decay: SSAValue) -> Gates:
+    """Made once for a decay."""
     if decay not in setting.gates:
         chunk = setting.form.chunk
         if chunk & (chunk - 1):
             raise RecurrenceFormError("a decay per channel", f"chunk={chunk}", "take a power of two")
         size = channels_of(decay)
         head = Head(size, padded(size, setting.form.pad))
-        shape: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes), head.tile]
-        target = setting.gates[decay] = setting.temporary(shape, f32, "gates")
-        precision = tile.Precision.IEEE
-
-        def sums(view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
-            tiles, zero = Tiles(scope, precision), scope.value(0)
-            raw = view.rows(scope, decay, t0, chunk, head, zero)
-            floored = tiles.map(
-                [chunk, head.tile],
-                lambda t: t.at_least(t.mul(t.take(raw, 0, 1), t.real(LOG2_E)), FORGOTTEN),
-            )
-            view.store_own(scope, tiles.running(floored), target, t0, zero)
-
-        each_chunk(setting, sizes, "gates", 4, [decay], sums)
+        rows: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
+        wide = [setting.temporary([*rows, head.tile], f32, hint) for hint in ("gates", "counts")]
+        made = setting.gates[decay] = Gates(wide[0], wide[1], setting.temporary(rows, f32, "some"))
+        each_chunk(setting, sizes, "gates", 4, [decay], _Sums(decay, chunk, head, made).body)
     return setting.gates[decay]
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """The kernel that makes gates."""
+
+    decay: SSAValue
+    chunk: int
+    head: Head
+    made: Gates
+
+    def body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
+        tiles, zero, shape = Tiles(scope, tile.Precision.IEEE), scope.value(0), [self.chunk, self.head.tile]
+        raw = view.rows(scope, self.decay, t0, self.chunk, self.head, zero)
+
+        def log(t: Terms) -> SSAValue:
+            return t.mul(t.take(raw, 0, 1), t.real(LOG2_E))
+
+        kept = tiles.map(shape, lambda t: t.choose(forgets(t, log(t)), t.real(0.0), log(t)))
+        lost = tiles.map(shape, lambda t: t.where(forgets(t, log(t)), t.real(1.0)))
+        view.store_own(scope, tiles.running(kept), self.made.sums, t0, zero)
+        some = tiles.sum(tiles.sum(lost, 1), 0, "some")
+        scope.add(tile.StoreOp(some, view.kernel.take(self.made.some), [view.b, view.h, t0], []))
+
+        def count(inner: Scope) -> list[SSAValue]:
+            inside = Tiles(inner, tile.Precision.IEEE)
+            view.store_own(inner, inside.running(lost), self.made.counts, t0, zero)
+            return []
+
+        where_some(scope, some, [], count)
+
+
+def some_of(view: View, scope: Scope, gates: Gates, t0: SSAValue) -> SSAValue:
+    """Whether a chunk forgets anything, as a number."""
+    return view.number(scope, view.kernel.take(gates.some), t0, "some")
+
+
 def nearness(
-    view: View, tiles: Tiles, gates: SSAValue, own: SSAValue, level: SSAValue, t0: SSAValue, c0: SSAValue
+    view: View, tiles: Tiles, gates: Gates, own: SSAValue, level: SSAValue, t0: SSAValue, c0: SSAValue, some: SSAValue
 ) -> SSAValue:
-    """exp2 of the decay between each token and the token r of its level; `own` is the tile [C, channels] of gates."""
+    """What is left between each token and the token r of its level; `own` is the tile [C, channels] of gates."""
     scope, shape = tiles.scope, tile.shape_of(own)
-    place, channel, source = tiles.range(shape[0]), tiles.range(shape[1]), view.kernel.take(gates)
     size = scope.add(arith.ShLIOp(scope.value(1), level), "size").result
     low = scope.value(scope.minus(size, 1, "low"))
     high = scope.add(arith.ShLIOp(scope.value(-2), level), "high").result
 
-    def code(t: Terms) -> SSAValue:
-        program = t.program
+    def between(t: Terms, source: SSAValue) -> SSAValue:
+        program, place, channel = t.program, tiles.range(shape[0]), tiles.range(shape[1])
         first = program.add(arith.AndIOp(t.take(place, 0), t.take(high)))
         row = program.add(arith.AddiOp(program.add(arith.OrIOp(first, t.take(low))), t.take(t0)))
         column = program.add(arith.AddiOp(t.take(channel, 1), t.take(c0)))
@@ -73,11 +112,21 @@ def nearness(
         if view.sizes.bounds is not None:
             guard = program.add(arith.CmpiOp(row, t.take(view.end), "slt"))
         index = [t.take(view.b), t.take(view.h), row, column]
-        between = program.add(tile.GatherOp(t.take(source), index, guard), "between")
-        distance = t.sub(t.take(own, 0, 1), between)
+        return program.add(tile.GatherOp(t.take(view.kernel.take(source)), index, guard), "between")
+
+    def left(t: Terms) -> SSAValue:
+        distance = t.sub(t.take(own, 0, 1), between(t, gates.sums))
         return t.exp2(t.smaller(distance, t.sub(t.real(0.0), distance)))
 
-    return tiles.map(shape, code)
+    near = tiles.map(shape, left)
+
+    def cut(inner: Scope) -> list[SSAValue]:
+        counts = view.own_rows(inner, gates.counts, t0, shape[0], shape[1], c0, "counts")
+        t = Terms(inner, shape)
+        alike = t.equal(t.take(counts, 0, 1), between(t, gates.counts))
+        return [t.result(t.where(alike, t.take(near, 0, 1)))]
+
+    return where_some(scope, some, [near], cut)[0]
 
 
 def differ_at(terms: Terms, row: SSAValue, column: SSAValue, level: SSAValue | None) -> SSAValue:
@@ -106,14 +155,50 @@ def faded_to_end(t: Terms, own: SSAValue, total: SSAValue) -> SSAValue:
     return t.exp2(t.at_most_zero(t.sub(t.take(total, 1), t.take(own, 0, 1))))
 
 
-def last_of(
-    view: View, scope: Scope, gates: SSAValue, t0: SSAValue, chunk: int, channels: int, c0: SSAValue
+def cut(
+    view: View,
+    scope: Scope,
+    gates: Gates,
+    some: SSAValue,
+    values: SSAValue,
+    place: tuple[SSAValue, SSAValue],
+    to_end: bool,
 ) -> SSAValue:
-    """The totals of a chunk, [channels]."""
+    """A tile [C, channels] from a token and a channel on: 0 where something before a token, or after it, forgets all."""
+    (count, channels), (t0, c0) = tile.shape_of(values), place
+
+    def code(inner: Scope) -> list[SSAValue]:
+        counts = view.own_rows(inner, gates.counts, t0, count, channels, c0, "counts")
+        last = row_of(view, inner, gates.counts, t0, count, channels, c0) if to_end else None
+        t = Terms(inner, [count, channels])
+        alike = t.equal(t.take(counts, 0, 1), t.real(0.0) if last is None else t.take(last, 1))
+        return [t.result(t.where(alike, t.take(values, 0, 1)), tile.element_of(values))]
+
+    return where_some(scope, some, [values], code)[0]
+
+
+def total_of(
+    view: View, scope: Scope, gates: Gates, some: SSAValue, total: SSAValue, t0: SSAValue, chunk: int, c0: SSAValue
+) -> SSAValue:
+    """The totals of a chunk [channels], -inf where it forgets."""
+    (channels,) = tile.shape_of(total)
+
+    def code(inner: Scope) -> list[SSAValue]:
+        counts = row_of(view, inner, gates.counts, t0, chunk, channels, c0)
+        t = Terms(inner, [channels])
+        none = t.equal(t.take(counts, 0), t.real(0.0))
+        return [t.result(t.choose(none, t.take(total, 0), t.real(NOTHING)))]
+
+    return where_some(scope, some, [total], code)[0]
+
+
+def row_of(
+    view: View, scope: Scope, source: SSAValue, t0: SSAValue, chunk: int, channels: int, c0: SSAValue
+) -> SSAValue:
+    """The last row of a chunk of sums or counts, [channels]."""
     end = scope.plus(t0, chunk, "end")
     if view.sizes.bounds is not None:
         end = scope.smaller(end, view.end, "end")
     last = scope.value(scope.minus(end, 1, "last"))
-    source = view.kernel.take(gates)
     type_ = TensorType(f32, [channels])
-    return scope.add(tile.LoadOp(source, [view.b, view.h, last, c0], [3], type_), "total").result
+    return scope.add(tile.LoadOp(view.kernel.take(source), [view.b, view.h, last, c0], [3], type_), "total").result

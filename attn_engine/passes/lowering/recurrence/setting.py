@@ -20,6 +20,7 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.decay import Rows
+    from attn_engine.passes.lowering.recurrence.levels import Gates
     from attn_engine.passes.lowering.recurrence.mods import Mod
 
 
@@ -76,7 +77,7 @@ class Setting:
     )
     mods: dict[SSAValue, Mod] = field(default_factory=dict[SSAValue, "Mod"])
     """By operand of the function what its elements become when they are loaded."""
-    gates: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    gates: dict[SSAValue, Gates] = field(default_factory=dict[SSAValue, "Gates"])
     """Sums of log decays per channel, by log decay."""
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
 

@@ -23,6 +23,7 @@ from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
+from attn_engine.passes.lowering.recurrence.fade import Fade
 from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.channels import Prepared
     from attn_engine.passes.lowering.recurrence.delta_adjoint import Kept
     from attn_engine.passes.lowering.recurrence.delta_chunks import Solved
+    from attn_engine.passes.lowering.recurrence.levels import Gates
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Sweep:
     def __init__(self, setting: Setting, walk: Walk, chunk: type[Chunk] | None = None, form: Form | None = None):
         """`form` is the setting's, but for what a schedule says of this sweep."""
         self.setting, self.walk, self.chunk = setting, walk, chunk or Chunk
-        self.gates: SSAValue | None = None
+        self.gates: Gates | None = None
         self.prepared: Prepared | None = None
         self.solved: Solved | None = None
         self.kept: Kept | None = None
@@ -197,11 +199,9 @@ class Chunk:
         """The state after the chunk, and without outputs the decay of all chunks so far."""
         sweep, scope = self.sweep, self.scope
         rows = sweep.rows_read
-        self.sums: SSAValue | None = None
         self.total: SSAValue | None = None
         self._operands()
-        if rows.sums is not None:
-            self._decays(self.view.kernel.take(rows.sums))
+        self._fades()
         self.weight = None if rows.weight is None else self._vector(rows.weight, "w")
         if self.outputs is not None:
             # The products of tokens come first and the results last: fewest registers are alive then.
@@ -226,13 +226,11 @@ class Chunk:
         source = self.view.kernel.take(rows)
         return self.view.vector(self.scope, source, self.t0, self.size, hint, self.whole)
 
-    def _decays(self, source: SSAValue) -> None:
-        scope, view = self.scope, self.view
-        self.sums = self.view.vector(scope, source, self.t0, self.size, "gc", self.whole)
-        end = scope.plus(self.t0, self.size, "end")
-        if not self.whole:
-            end = scope.smaller(end, view.end, "end")
-        self.total = view.number(scope, source, scope.value(scope.minus(end, 1, "last")), "total")
+    def _fades(self) -> None:
+        """What decays by as a whole, and `total`, the log decay of the chunk."""
+        self.fade = Fade.load(self.view, self.scope, self.sweep.rows_read, self.t0, self.size)
+        if self.fade is not None:
+            self.total = self.fade.total
 
     def _values(self) -> tuple[int, int]:
         """The shape of a tile of values."""
@@ -256,7 +254,7 @@ class Chunk:
         held = terms.result(terms.take(state, 0, 1), sweep.element)
         o = self._ordered(q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
-        if self.sums is not None:
+        if self.fade is not None:
             o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
         o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
         return self._scaled(o)
@@ -273,11 +271,8 @@ class Chunk:
 
     def _decayed(self, terms: Terms, to_end: bool) -> SSAValue:
         """exp of the decay from the start of the chunk to a token, or from a token to the end."""
-        assert self.sums is not None and self.total is not None
-        sums = terms.take(self.sums, self.tokens)
-        if to_end:
-            sums = terms.at_most_zero(terms.sub(terms.take(self.total), sums))
-        return terms.exp2(sums)
+        assert self.fade is not None
+        return self.fade.to_end(terms, self.tokens) if to_end else self.fade.from_start(terms, self.tokens)
 
     def _weights(self, q: SSAValue) -> SSAValue:
         """The weights of the chunk's tokens for each other, [C, C]."""
@@ -288,16 +283,16 @@ class Chunk:
         query, key = self.tokens, 1 - self.tokens
         terms = Terms(scope, [size, size])
         p, own, other = terms.take(s, 0, 1), terms.take(place, query), terms.take(place, key)
-        if self.sums is not None:
-            to, since = (key, query) if walk.reverse else (query, key)
-            exponent = terms.sub(terms.take(self.sums, to), terms.take(self.sums, since))
-            p = terms.mul(p, terms.exp2(terms.at_most_zero(exponent)))
+        if self.fade is not None:
+            later, sooner = (key, query) if walk.reverse else (query, key)
+            p = terms.mul(p, self.fade.between(terms, later, sooner))
         if not walk.reverse and self.weight is not None:
             p = terms.mul(p, terms.take(self.weight, key))
         if not walk.scale_results:
             p = terms.mul(p, terms.take(self._scale()))
         seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
-        return terms.result(terms.where(seen, p), self.sweep.element)
+        weights = terms.result(terms.where(seen, p), self.sweep.element)
+        return weights if self.fade is None else self.fade.parted(scope, weights)
 
     def _scale(self) -> SSAValue:
         return self.view.kernel.take(self.sweep.setting.of(self.walk.scale))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import FloatAttr, f32, i32
+from xdsl.dialects.builtin import f32, i32
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.passes.lowering.frame import cast, spread
@@ -75,9 +75,12 @@ class Terms:
         kept = self.program.add(arith.AndIOp(bits, self.whole(-(1 << 16))))
         return self.program.add(arith.BitcastOp(kept, f32), value.name_hint)
 
-    def above(self, value: SSAValue, floor: float) -> SSAValue:
-        limit = self.program.add(arith.ConstantOp(FloatAttr(floor, f32)), "floor")
-        return self.program.add(arith.CmpfOp(value, limit, "ogt"), "above")
+    def at_or_below(self, value: SSAValue, ceiling: float) -> SSAValue:
+        return self.program.add(arith.CmpfOp(value, self.real(ceiling), "ole"), "below")
+
+    def equal(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        """a == b of two floats."""
+        return self.program.add(arith.CmpfOp(a, b, "oeq"), "equal")
 
     def where(self, condition: SSAValue, yes: SSAValue) -> SSAValue:
         """`yes` where the condition holds, else 0."""

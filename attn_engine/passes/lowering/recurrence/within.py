@@ -8,7 +8,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
-from attn_engine.passes.lowering.recurrence.levels import differ_at, nearness, over_levels
+from attn_engine.passes.lowering.recurrence.levels import differ_at, nearness, over_levels, some_of
 from attn_engine.passes.lowering.recurrence.setting import View
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
@@ -38,12 +38,13 @@ class Within:
         v0 = scope.value(scope.times(split, self.columns, "v0"))
         q, k = (view.rows(scope, x, t0, self.chunk, sweep.key, zero) for x in (walk.q, walk.k))
         v = view.rows(scope, walk.v, t0, self.chunk, sweep.value, v0)
-        own = view.own_rows(scope, self.gates, t0, self.chunk, self.columns, v0, "own")
+        own = view.own_rows(scope, self.gates.sums, t0, self.chunk, self.columns, v0, "own")
+        some = some_of(view, scope, self.gates, t0)
         s = self._scores(view, tiles, tiles.dot(q, tiles.turned(k), hint="s"), t0)
 
         def step(inner: Scope, level: SSAValue, o: SSAValue) -> SSAValue:
             inside = Tiles(inner, sweep.precision)
-            near = nearness(view, inside, self.gates, own, level, t0, v0)
+            near = nearness(view, inside, self.gates, own, level, t0, v0, some)
             faded = inside.map(self.shape, lambda t: t.mul(t.take(v, 0, 1), t.take(near, 0, 1)), sweep.element)
             part = inside.dot(self._at(inside, s, level), faded, hint="part")
             return inside.map(
