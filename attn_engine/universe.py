@@ -61,8 +61,10 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-pipeline-steps": _lazy("passes.tile_pipeline_steps", "TilePipelineStepsPass"),  # type: ignore[dict-item]
     "tile-split-roles": _lazy("passes.tile_split_roles", "TileSplitRolesPass"),  # type: ignore[dict-item]
     "tile-overlap-products": _lazy("passes.tile_overlap_products", "TileOverlapProductsPass"),  # type: ignore[dict-item]
+    "tile-start-products": _lazy("passes.tile_start_products", "TileStartProductsPass"),  # type: ignore[dict-item]
     "tile-fold-scales": _lazy("passes.tile_fold_scales", "TileFoldScalesPass"),  # type: ignore[dict-item]
     "tile-defer-product": _lazy("passes.tile_defer_product", "TileDeferProductPass"),  # type: ignore[dict-item]
+    "tile-defer-sums": _lazy("passes.tile_defer_sums", "TileDeferSumsPass"),  # type: ignore[dict-item]
     "tile-rotate-steps": _lazy("passes.tile_rotate_steps", "TileRotateStepsPass"),  # type: ignore[dict-item]
 }
 

@@ -57,7 +57,7 @@ class _Access:
     op: Operation
 
 
-def _overlap(a: Box, b: Box) -> bool:
+def overlap(a: Box, b: Box) -> bool:
     return all(low < other_high and other_low < high for (low, high), (other_low, other_high) in zip(a, b, strict=True))
 
 
@@ -76,7 +76,7 @@ class History:
     def record(self, thread: Thread, box: Box, op: Operation, *, writes: bool) -> None:
         """Raises unless every conflicting access of the same elements surely came before."""
         for old in self._accesses:
-            conflict = (writes or old.writes) and _overlap(old.box, box)
+            conflict = (writes or old.writes) and overlap(old.box, box)
             if conflict and thread.clock.get(old.thread, 0) < old.time:
                 raise AsyncProtocolError(f"a race: nothing orders {op} after {old.op}")
         self._accesses = [old for old in self._accesses if not self._is_superseded(old, thread, box, writes)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from xdsl.ir import Operation
 
 from attn_engine.errors import AttnEngineError
-from attn_engine.interpreters.tile_async_order import AsyncProtocolError, Box, Clock, History, Thread, merge
+from attn_engine.interpreters.tile_async_order import AsyncProtocolError, Box, Clock, History, Thread, merge, overlap
 from attn_engine.interpreters.tile_memory import Window, poison
 
 _MATRIX = 2
@@ -33,16 +33,16 @@ class DeadlockError(AttnEngineError):
 
 @dataclass
 class Storage:
-    """The memory of one ring, and which roles read or wrote which slots since their last proxy fence."""
+    """The memory of one ring, and what parts of which slots roles read or wrote since their last proxy fence."""
 
     data: Tensor
-    reads: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    writes: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    reads: dict[int, set[tuple[int, Box]]] = field(default_factory=dict[int, set[tuple[int, Box]]])
+    writes: dict[int, set[tuple[int, Box]]] = field(default_factory=dict[int, set[tuple[int, Box]]])
     histories: dict[int, History] = field(default_factory=lambda: defaultdict(History))
 
     def fence(self, role: int) -> None:
-        for roles in (*self.reads.values(), *self.writes.values()):
-            roles.discard(role)
+        for parts in (*self.reads.values(), *self.writes.values()):
+            parts.difference_update([part for part in parts if part[0] == role])
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Slot:
     def read(self, thread: Thread, op: Operation) -> Tensor:
         """A generic read."""
         self._record(thread, op, writes=False)
-        self.storage.reads.setdefault(self.stage, set()).add(thread.number)
+        self.storage.reads.setdefault(self.stage, set()).add((thread.number, self._box()))
         return self.data.clone()
 
     def write(self, thread: Thread, op: Operation, value: Tensor) -> None:
         """A generic write."""
         self._record(thread, op, writes=True)
-        self.storage.writes.setdefault(self.stage, set()).add(thread.number)
+        self.storage.writes.setdefault(self.stage, set()).add((thread.number, self._box()))
         self.data.copy_(value)
 
     def cell(self, thread: Thread, op: Operation, index: int, *, writes: bool) -> Tensor:
@@ -94,7 +94,8 @@ class Slot:
 
     def check(self, op: Operation, *, writes: bool) -> None:
         """Before an asynchronous access: reads must come after writes, and writes after all accesses."""
-        if self.storage.writes.get(self.stage) or (writes and self.storage.reads.get(self.stage)):
+        before = [*self.storage.writes.get(self.stage, ()), *(self.storage.reads.get(self.stage, ()) if writes else ())]
+        if any(overlap(box, self._box()) for _, box in before):
             raise AsyncProtocolError(
                 f"{op.name} follows a generic access of the same slot; put a tile.proxy_fence in between: {op}"
             )

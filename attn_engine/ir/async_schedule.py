@@ -29,6 +29,8 @@ class AsyncSchedule:
     """Keys of a step of dq, queries of a step of dk and dv."""
     dq_stages: int = 4
     dkdv_stages: int = 3
+    fused_stages: int = 2
+    """Of dk and dv where their kernel finds dq too, whose operand and result also pass through shared memory."""
     table_stages: int = 2
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
@@ -87,10 +89,11 @@ class AsyncSchedule:
         three = KernelSchedule(3 * WARPGROUP_ROWS, keys, 3 * _WARPS, self.stages)
         return (three, wide, less) if small and whole and not heads.gathered else (wide, less)
 
-    def gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
-        """The same for the kernel of dq, or of dk and dv; None for heads that it has no blocks for."""
+    def gradients(self, heads: Heads, kind: Kind, fused: bool = False) -> KernelSchedule | None:
+        """The same for the kernel of dq, or of dk and dv, or of all three; None for heads that it has no blocks for."""
         if max(padded(heads.qk), padded(heads.v)) > _WIDE or BYTES[heads.dtype] != BYTES["bf16"]:
             return None
         if kind is Kind.DQ:
             return KernelSchedule(self.block_m, self.gradient_block, _WARPS * self.consumers, self.dq_stages)
-        return KernelSchedule(self.gradient_block, self.block_m, _WARPS * self.consumers, self.dkdv_stages)
+        stages = self.fused_stages if fused else self.dkdv_stages
+        return KernelSchedule(self.gradient_block, self.block_m, _WARPS * self.consumers, stages)

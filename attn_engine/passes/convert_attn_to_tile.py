@@ -58,6 +58,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
     one_loop: bool = False
     """Walk blocks that need no mask in the same loop as those that do, for targets that pipeline one loop of a kernel."""
+    fused: bool = False
+    """Find dq in the dk/dv kernel, by atomic additions in memory: fewer products, sums in no particular order."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -84,4 +86,6 @@ class ConvertAttnToTilePass(ModulePass):
                 return SplitForwardLowering(*options, split=split).run()
             return ForwardLowering(*options, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
-        return BackwardLowering(op, "backward", *kernels, self.pad, self.tf32, *shared, diagonals=self.diagonals).run()
+        return BackwardLowering(
+            op, "backward", *kernels, self.pad, self.tf32, *shared, self.fused, diagonals=self.diagonals
+        ).run()

@@ -11,11 +11,27 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from attn_engine.dialects.tile_async import RolesOp
-from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp, ProxyFenceOp
-from attn_engine.dialects.tile_async_memory import ReadOp
+from attn_engine.dialects.tile_async_copy import (
+    AsyncReduceAddOp,
+    AsyncStoreWaitOp,
+    BarrierArriveOp,
+    BarrierWaitOp,
+    ProxyFenceOp,
+)
+from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.passes.hopper.role_steps import role_steps
 from attn_engine.passes.hopper.steps import kernels_at_async_level
+
+_ACCESSES = (ReadOp, WriteOp, ProxyFenceOp, BarrierWaitOp)
+_BEHIND: dict[type[Operation], tuple[type[Operation], ...]] = {
+    AsyncDotOp: (BarrierWaitOp,),
+    ReadOp: (BarrierWaitOp,),
+    ProxyFenceOp: (ReadOp, WriteOp),
+    BarrierWaitOp: (BarrierWaitOp, BarrierArriveOp),
+    WriteOp: (AsyncStoreWaitOp,),
+    AsyncReduceAddOp: (ProxyFenceOp,),
+}
 
 
 class _Overlap:
@@ -48,15 +64,14 @@ class _Overlap:
         inside = [o for inner in op.walk() for o in inner.operands]
         found = [o.owner for o in inside if isinstance(o.owner, Operation) and o.owner.parent is self.body]
         earlier = self.ops[: self.ops.index(op)]
-        if isinstance(op, AsyncDotOp | ReadOp):
-            found += [o for o in earlier if isinstance(o, BarrierWaitOp)]
-        elif isinstance(op, ProxyFenceOp):
-            found += [o for o in earlier if isinstance(o, ReadOp)]
-        elif isinstance(op, BarrierArriveOp):
-            found += [o for o in earlier if not isinstance(o, BarrierArriveOp)]
-        elif isinstance(op, BarrierWaitOp):
-            found += [o for o in earlier if isinstance(o, BarrierWaitOp)]
-        return found
+        return found + [o for o in earlier if isinstance(o, self._kinds(op))]
+
+    def _kinds(self, op: Operation) -> tuple[type[Operation], ...]:
+        """The earlier ops that an op stays behind because of what they do to memory."""
+        if isinstance(op, BarrierArriveOp):
+            mutual = any(isinstance(o, BarrierWaitOp) and o.barriers is op.barriers for o in self.ops)
+            return (ProxyFenceOp,) if mutual else (*_ACCESSES, AsyncDotOp, WaitOp)
+        return _BEHIND.get(type(op), ())
 
     def _needs(self) -> dict[Operation, set[AsyncDotOp]]:
         """The products whose results an op needs."""
@@ -120,8 +135,9 @@ class _Overlap:
             wait.erase()
 
     def _wait(self, needed: set[AsyncDotOp], started: Sequence[AsyncDotOp], waiting: dict[AsyncDotOp, None]) -> None:
-        """One wait for all of the needed products that have not been waited for."""
-        fresh = [p for p in waiting if p in needed]
+        """One wait for all of the needed products that have not been waited for, and for those that end before them."""
+        last = max((n for n, p in enumerate(started) if p in needed and p in waiting), default=-1)
+        fresh = [p for p in started[: last + 1] if p in waiting]
         if not fresh:
             return
         new = WaitOp(len(started) - 1 - started.index(fresh[-1]), [p.result for p in fresh])

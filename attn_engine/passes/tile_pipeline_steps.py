@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import (
     AsyncLoadOp,
+    AsyncReduceAddOp,
     AsyncStoreOp,
     AsyncStoreWaitOp,
     BarrierExpectOp,
@@ -30,6 +31,8 @@ from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
 from attn_engine.passes.hopper.form import attribute, is_zero
 from attn_engine.passes.hopper.steps import (
+    SHARED_STAGES,
+    Shared,
     Step,
     check_kernel,
     check_size,
@@ -42,6 +45,7 @@ from attn_engine.passes.hopper.steps import (
 
 _LARGEST_N = 256
 _REGISTERS = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
+_WARPS = 4
 _ALIGNED = 4
 """Numbers of 32 bits in the 16 bytes to which copies align rows."""
 
@@ -77,11 +81,16 @@ class _Pipeline:
         self.full: dict[Key, SSAValue] = {}
         self.owned: dict[SSAValue, SSAValue] = {}
         """The rings of the blocks that the program owns, by what was loaded."""
+        self.sums: dict[Key, SSAValue] = {}
+        self.passing: list[tuple[SSAValue, SSAValue]] = []
+        """The rings through which the operand and the result of each product over shared rows go."""
 
     def run(self) -> None:
         self._steps(self.block, self.top.value(0))
         for op in [o for o in self.block.ops if isinstance(o, tile.StoreOp)]:
             self._store(op)
+        if self.passing:
+            self._wait_for_stores()
         self.signature.drop_unused()
 
     # --- rings
@@ -144,11 +153,15 @@ class _Pipeline:
         scope.add(WriteOp(store.value, slot))
         scope.add(ProxyFenceOp())
         scope.add(AsyncStoreOp(slot, descriptor, list(store.indices)))
+        self._wait_for_stores()
+        Rewriter.erase_op(store)
+
+    def _wait_for_stores(self) -> None:
+        """At the end of the kernel."""
         end = self.block.last_op
         assert end is not None
         if not isinstance(end.prev_op, AsyncStoreWaitOp):
             Before(end).add(AsyncStoreWaitOp(0))
-        Rewriter.erase_op(store)
 
     # --- steps
 
@@ -176,11 +189,13 @@ class _Pipeline:
         slots = {load: self._load(step, load, stage, parity) for load in step.blocks}
         for dot in step.dots:
             self._product(dot, slots, zero)
-        for load in (*step.blocks, *step.vectors):
-            _erase_load(load)
         end = Before(yields(body))
         if step.vectors:
-            end.add(ProxyFenceOp())
+            (Before(step.shared[0].dot) if step.shared else end).add(ProxyFenceOp())
+        for number, shared in enumerate(step.shared):
+            self._shared(shared, number, count, zero)
+        for load in (*step.blocks, *step.vectors):
+            _erase_load(load)
         return end.add(arith.AddiOp(count, one), "count").result
 
     def _load(self, step: Step, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
@@ -213,6 +228,58 @@ class _Pipeline:
         value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
         dot.result.replace_all_uses_with(value)
         Rewriter.erase_op(dot)
+
+    # --- products over the rows that consumers share
+
+    def _shared(self, shared: Shared, number: int, count: SSAValue, zero: SSAValue) -> None:
+        """The operand goes through a slot, so that every consumer sees all rows of it, and the result through one to memory."""
+        if number == len(self.passing):
+            self.passing.append((self._passing(shared.result, SHARED_STAGES), self._passing(shared.dot.result, 1)))
+        operands, results = self.passing[number]
+        scope = Before(shared.dot)
+        stage = scope.add(arith.RemSIOp(count, scope.value(SHARED_STAGES)), "turn").result
+        slot = scope.add(SlotOp(operands, stage), "shared").result
+        scope.add(WriteOp(shared.result, slot))
+        scope.add(ProxyFenceOp())
+        turned = scope.add(TransposedSlotOp(slot), "shared_turned")
+        block = scope.add(SlotOp(self._own(shared.block), zero), shared.block.result.name_hint or "owned")
+        pending = scope.add(AsyncDotOp(turned, block, None, self._beside(shared.dot)), "pending")
+        value = scope.add(WaitOp(0, [pending]), shared.dot.result.name_hint or "x").values[0]
+        self._add(shared, value, results)
+        turn = shared.dot.a.owner
+        for op in (shared.add, shared.dot, turn):
+            assert isinstance(op, Operation)
+            Rewriter.erase_op(op)
+
+    def _add(self, shared: Shared, value: SSAValue, results: SSAValue) -> None:
+        """Adds a result to memory, through a slot that the result of the step before has left."""
+        scope = Before(shared.add)
+        descriptor = self._sums(shared)
+        scope.add(AsyncStoreWaitOp(0))
+        slot = scope.add(SlotOp(results, scope.value(0)), "sums").result
+        scope.add(WriteOp(value, slot))
+        scope.add(ProxyFenceOp())
+        scope.add(AsyncReduceAddOp(slot, descriptor, list(shared.add.indices)))
+
+    def _passing(self, value: SSAValue, stages: int) -> SSAValue:
+        type_ = BufferType([stages, *tile.shape_of(value)], tile.element_of(value))
+        return self.top.add(RingOp(type_), f"{value.name_hint or 'x'}_passed").result
+
+    def _beside(self, dot: tile.DotOp) -> MmaLayoutAttr:
+        """Warpgroups beside each other along the columns."""
+        groups = self.warps // _WARPS
+        return MmaLayoutAttr(_WARPS, groups, min(tile.shape_of(dot.result)[1] // groups, _LARGEST_N))
+
+    def _sums(self, shared: Shared) -> SSAValue:
+        """The descriptor of the sums in memory."""
+        key = (shared.add.target, tile.shape_of(shared.dot.result))
+        if key not in self.sums:
+            source = self.signature.passed(shared.add.target)
+            if isinstance(source.owner, tile.AllocOp):
+                _align(source.owner)
+            described = Before(self.signature.launch).add(DescribeOp(source, [1, 1, *key[1]]))
+            self.sums[key] = self.signature.add(described.result, f"{shared.add.target.name_hint or 'x'}_copies")
+        return self.sums[key]
 
     def _left(self, scope: Before, dot: tile.DotOp, zero: SSAValue, layout: MmaLayoutAttr) -> SSAValue:
         owner = dot.a.owner

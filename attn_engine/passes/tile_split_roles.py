@@ -15,13 +15,16 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
+    AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierExpectOp,
     BarrierWaitOp,
     MakeBarriersOp,
 )
-from attn_engine.dialects.tile_async_view import RingOp
-from attn_engine.dialects.tile_types import BarriersType
+from attn_engine.dialects.tile_async_memory import WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp
+from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.handshake import COMPUTES, COPIES
@@ -53,8 +56,50 @@ def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operatio
         scope = Before(first)
         parity = scope.add(arith.XOrIOp(wait.parity, scope.value(1)), "free_parity").result
         produce.append(scope.add(BarrierWaitOp(empty, first.index, parity)))
-        consume.append(Before(yields(body)).add(BarrierArriveOp(empty, first.index)))
+        consume.append(_behind_products(body).add(BarrierArriveOp(empty, first.index)))
     return produce, consume
+
+
+def _behind_products(body: Block) -> Before:
+    """Where nothing of a step reads its slots any more; results may still leave through others."""
+    leaves = next((op for op in body.ops if isinstance(op, AsyncStoreWaitOp)), yields(body))
+    return Before(leaves)
+
+
+def _between_consumers(block: Block, top: Before, consumers: int) -> list[Operation]:
+    """Barriers by which consumers tell each other that their rows of a slot that all read are written."""
+    added: list[Operation] = []
+    barriers: dict[SSAValue, SSAValue] = {}
+    owned: list[SSAValue] = []
+    for dot in [op for op in walk(block) if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp)]:
+        assert isinstance(dot.a.owner, TransposedSlotOp)
+        slot, part = dot.a.owner.source.owner, dot.b.owner
+        assert isinstance(slot, SlotOp) and isinstance(part, PartOp) and isinstance(part.source.owner, SlotOp)
+        owned.append(part.source.owner.ring)
+        if slot.ring not in barriers:
+            assert isinstance(slot.ring.type, BufferType)
+            stages = slot.ring.type.get_shape()[0]
+            barriers[slot.ring] = top.add(MakeBarriersOp(stages, consumers), "written").result
+        turn = slot.index.owner
+        assert isinstance(turn, arith.RemSIOp)
+        scope, written = Before(dot), barriers[slot.ring]
+        round_ = scope.add(arith.DivSIOp(turn.lhs, turn.rhs), "round").result
+        parity = scope.add(arith.AndIOp(round_, scope.value(1)), "parity").result
+        added.append(scope.add(BarrierArriveOp(written, slot.index)))
+        added.append(scope.add(BarrierWaitOp(written, slot.index, parity)))
+    return [*added, *_before_results(block, top, consumers, owned)]
+
+
+def _before_results(block: Block, top: Before, consumers: int, owned: Sequence[SSAValue]) -> list[Operation]:
+    """Results leave through a block that every consumer reads whole: all must have done so."""
+    for op in block.ops:
+        part = op.target.owner if isinstance(op, WriteOp) else None
+        if isinstance(part, PartOp) and isinstance(part.source.owner, SlotOp) and part.source.owner.ring in owned:
+            barriers = top.add(MakeBarriersOp(1, consumers), "done").result
+            scope = Before(op)
+            zero = scope.value(0)
+            return [scope.add(BarrierArriveOp(barriers, zero)), scope.add(BarrierWaitOp(barriers, zero, zero))]
+    return []
 
 
 def _is_shared(value: SSAValue) -> bool:
@@ -83,6 +128,7 @@ def split(signature: Signature, consumers: int, registers: Sequence[int]) -> Non
     first = block.first_op
     assert first is not None
     produce, consume = _handshake(block, Before(first), consumers)
+    consume += _between_consumers(block, Before(first), consumers)
     shared = [o.results[0] for o in block.ops if isinstance(o, RingOp | MakeBarriersOp)]
     captures: list[SSAValue] = [*block.args, *shared]
     roles = [_role(block, part, captures, ops) for ops in (consume, produce)]
@@ -115,6 +161,7 @@ class TileSplitRolesPass(ModulePass):
     Copies into shared memory and all that they depend on go to the producer; products, tiles and stores to the consumers,
     each with its part of the rows that the program owns. Loops stand in both, and so do scalars that both need. The
     slots of a step are released together, at its end; the producer waits for that before it copies into them again.
+    Consumers wait for each other where a product reads what all of them have written.
 
     ```
     scf.for ... { async_load; barrier_wait; async_dot; wait; ... }

@@ -24,6 +24,7 @@ from attn_engine.backends.backend import Backend, Level, Plan, get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.schedule import Kind, Schedule
+from attn_engine.passes.lowering.backward import fuses
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
@@ -43,6 +44,8 @@ class Request:
     """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
     descriptors: bool = False
     """Blocks of the operands are copied through descriptors."""
+    deterministic: bool = False
+    """Sums have one order: the same bits every run."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,10 @@ def _kinds(module: ModuleOp) -> list[Kind]:
     return [kind for kind in Kind if (kind is not Kind.FORWARD) in backward]
 
 
-def to_tile(module: ModuleOp, request: Request, backend: Backend) -> ModuleOp:
-    """Kernels and plans at the level that the backend takes; `module` is consumed."""
+def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = False) -> ModuleOp:
+    """Kernels and plans at the level that the backend takes; `module` is consumed. `fused` gradients have one kernel."""
     flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
-    flags["one_loop"] = backend.one_loop
+    flags |= {"one_loop": backend.one_loop, "fused": fused}
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["diagonals"] = backend.sums_diagonals
@@ -184,12 +187,31 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
     if not backend.gradients:
         return plain()
-    own = replace(request, schedule=with_gradients(request.schedule, gradients))
+    apart = partial(_gradients, function, gradients, request, backend, plain)
+    if request.deterministic or not fuses(gradients):
+        return apart()
+
+    def without(reason: str = "") -> Part:
+        return apart()
+
+    return _gradients(function, gradients, request, backend, without, fused=True)
+
+
+def _gradients(
+    function: func.FuncOp,
+    op: attn.BackwardOp,
+    request: Request,
+    backend: Backend,
+    otherwise: Callable[..., Part],
+    fused: bool = False,
+) -> Part:
+    """The plan of gradients by a backend's own kernels, or, given a reason why there are none, what there is otherwise."""
+    own = replace(request, schedule=with_gradients(request.schedule, op, fused))
     way = replace(backend, pipeline=backend.gradients)
     try:
-        return Part(backend, to_tile(ModuleOp([function.clone()]), own, way), plain)
+        return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused), otherwise)
     except AsyncUnsupportedError as error:
-        return plain(error.reason)
+        return otherwise(error.reason)
 
 
 def functions(module: ModuleOp) -> list[func.FuncOp]:

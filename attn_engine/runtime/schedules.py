@@ -94,12 +94,12 @@ def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
     return False
 
 
-def with_gradients(schedule: Schedule, op: attn.BackwardOp) -> Schedule:
+def with_gradients(schedule: Schedule, op: attn.BackwardOp, fused: bool = False) -> Schedule:
     """With the blocks that kernels of gradients have at the async level."""
     own = AsyncSchedule()
     heads = Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
-    dq, dkdv = own.gradients(heads, Kind.DQ) or schedule.dq, own.gradients(heads, Kind.DKDV) or schedule.dkdv
-    return replace(schedule, dq=dq, dkdv=dkdv)
+    dq, dkdv = own.gradients(heads, Kind.DQ), own.gradients(heads, Kind.DKDV, fused)
+    return replace(schedule, dq=dq or schedule.dq, dkdv=dkdv or schedule.dkdv)
 
 
 def heads_of(module: ModuleOp) -> Heads:

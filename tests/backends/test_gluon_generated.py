@@ -142,18 +142,23 @@ def test_the_finding_is_kept_with_its_reason():
 GRADIENTS = ("q", "k", "v")
 
 
-def parts(definition: Definition, wrt: tuple[str, ...] = GRADIENTS, d: int = 128) -> list[driver.Part]:
+def parts(
+    definition: Definition, wrt: tuple[str, ...] = GRADIENTS, d: int = 128, fused: bool = False
+) -> list[driver.Part]:
     """Forward and backward for bf16, each at the level of the backend that has kernels for it."""
     traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    return driver.to_parts(driver.to_attn(traced.module, wrt), Request(wrt, "gluon", schedule, positive_scale=True))
+    request = Request(wrt, "gluon", schedule, positive_scale=True, deterministic=not fused)
+    return driver.to_parts(driver.to_attn(traced.module, wrt), request)
 
 
 @cache
-def gradients(definition: Definition, d: int, kernel: str, wrt: tuple[str, ...] = GRADIENTS) -> Any:
+def gradients(
+    definition: Definition, d: int, kernel: str, wrt: tuple[str, ...] = GRADIENTS, fused: bool = False
+) -> Any:
     from attn_engine.backends.triton.gluon_ahead import compile_ahead
 
-    return compile_ahead(parts(definition, wrt, d)[1].source, kernel)
+    return compile_ahead(parts(definition, wrt, d, fused)[1].source, kernel)
 
 
 def check_gradients(compiled: Any, shape: str) -> None:
@@ -182,6 +187,30 @@ def test_dk_and_dv_are_scheduled_without_a_spill_in_the_loop(d: int):
     assert compiled.products == 2 * (2 * (2 * d // 16 + 8) + d // 16)
     assert compiled.spilled_bytes < 128
     check_gradients(compiled, "(HE)+H1H10")
+
+
+# Five products: scores and their gradients D/16 each, dk and dv 4, dq 8 of 128 keys. A consumer holds two loops of
+# them, the scores of the first step and the last dq.
+@pytest.mark.parametrize("d", [128, 64])
+def test_fused_gradients_are_scheduled_with_few_spills_in_the_loop(d: int):
+    compiled = gradients(Definition(mask_mod=library.causal), d, "backward_dkdv", fused=True)
+    assert compiled.products == 2 * (2 * (2 * d // 16 + 8 + 8) + d // 16 + 8)
+    assert compiled.warnings == ()
+    assert compiled.shared <= 227 * 1024
+    assert compiled.sass.count("UTMAREDG") == 2 * 3
+    assert len(compiled.loops()) == 4
+    assert compiled.spilled_bytes < 512
+    moved = [sum("LDL" in text or "STL" in text for text in loop) for loop in compiled.loops()]
+    assert max(moved) < 24 and max(moved[1::2]) < 8
+    assert not any("FADD" in text for text in compiled.loops()[1])
+
+
+def test_fused_gradients_fall_back_to_two_kernels():
+    fused = parts(Definition(), fused=True)[1]
+    apart = fused.plain() if fused.plain is not None else fused
+    assert "async_reduce_add" in str(fused.tiles)
+    assert apart.backend.name == "gluon" and "@backward_dq(" in str(apart.tiles)
+    assert apart.plain is not None and apart.plain().backend.name == "triton"
 
 
 def test_a_trained_capture_costs_no_spill():

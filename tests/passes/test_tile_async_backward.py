@@ -55,18 +55,21 @@ class Compiled:
         return [a.name_hint or "" for a in op.body.block.args]
 
 
-def lower(definition: Definition, dtype: torch.dtype, wrt: tuple[str, ...] = ("q", "k", "v")) -> Any:
+def lower(
+    definition: Definition, dtype: torch.dtype, wrt: tuple[str, ...] = ("q", "k", "v"), fused: bool = False
+) -> Any:
     traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=definition.row is None)
     module = driver.to_attn(traced.module, wrt)
-    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2 tables=true}"
+    blocks = "forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2"
+    convert = f"convert-attn-to-tile{{{blocks} tables=true fused={str(fused).lower()}}}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return module, list(traced.captures)
 
 
 @cache
-def compiled(name: str, passes: int = len(SCHEDULE)) -> Compiled:
+def compiled(name: str, passes: int = len(SCHEDULE), fused: bool = False) -> Compiled:
     trained = ("0",) if name.startswith("trained") else ()
-    module, captures = lower(DEFINITIONS[name], torch.float16, wrt=("q", "k", "v", *trained))
+    module, captures = lower(DEFINITIONS[name], torch.float16, ("q", "k", "v", *trained), fused)
     scheduled = module.clone()
     for spec in SCHEDULE[:passes]:
         driver.run_passes(scheduled, (spec,))
@@ -111,9 +114,9 @@ def problem(made: Compiled, heads: tuple[int, int, int], sizes: tuple[int, int])
     return Problem(made, {"q": q, "k": k, "v": v, "o": o, "d_o": d_o}, [*rows[count - saved :], *d_rows, *captures])
 
 
-def check(name: str, heads: tuple[int, int, int], sizes: tuple[int, int], seeds: range) -> None:
+def check(name: str, heads: tuple[int, int, int], sizes: tuple[int, int], seeds: range, fused: bool = False) -> None:
     """Against the value level, which is checked against autograd elsewhere; the order of sums is the same."""
-    made = compiled(name)
+    made = compiled(name, fused=fused)
     given = problem(made, heads, sizes)
     want = given.gradients(tile.run_plan, made.value)
     assert all(torch.isfinite(w).all() for w in want)
@@ -144,6 +147,65 @@ def test_every_prefix_means_the_same(passes: int):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
+FUSED = ("causal", "documents", "sigmoid", "trained keys")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_gradients_mean_what_two_kernels_do(name: str):
+    """At the value level and under random schedules; dq is added up in any order."""
+    apart, fused = compiled(name), compiled(name, fused=True)
+    assert "@backward_dq(" in str(apart.value) and "@backward_dq(" not in str(fused.value)
+    given = problem(apart, (1, 2, 1), (150, 200))
+    want = given.gradients(tile.run_plan, apart.value)
+    runs = [(tile.run_plan, fused.value, {}), *((tile_async.run_plan, fused.scheduled, {"seed": n}) for n in range(2))]
+    for run, module, options in runs:
+        for a, b in zip(given.gradients(run, module, **options), want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (129, 130), (5, 0), (0, 5), (64, 400)])
+def test_fused_lengths(sizes: tuple[int, int]):
+    check("causal", (1, 4, 2), sizes, range(2), fused=True)
+
+
+@pytest.mark.parametrize("passes", [4, 5, 7, 8, 9])
+def test_every_prefix_of_fused_gradients_means_the_same(passes: int):
+    made = compiled("causal", passes, fused=True)
+    given = problem(made, (1, 2, 1), (200, 300))
+    want = given.gradients(tile.run_plan, made.value)
+    for a, b in zip(given.gradients(tile_async.run_plan, made.scheduled, seed=passes), want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_captures_that_queries_own_keep_two_kernels():
+    for name in ("trained slopes", "trained queries"):
+        assert "@backward_dq(" in str(compiled(name, fused=True).value)
+
+
+FUSED_FAULTS = {
+    "rows of the other consumers not waited for": ("tile.barrier_wait %written", 1),
+    "rows not told to the other consumers": ("tile.barrier_arrive %written", 0),
+    "results over an operand that others still read": ("tile.barrier_wait %done", 0),
+    "a result written over the one before": ("tile.async_store_wait", 1),
+    "added before the fence": ("tile.proxy_fence", 0),
+    "written rows not fenced": ("tile.proxy_fence", 2),
+    "ends before the last addition": ("tile.async_store_wait", -1),
+}
+
+
+@pytest.mark.parametrize("fault", FUSED_FAULTS)
+def test_a_missing_op_of_fused_gradients_is_found(fault: str):
+    made, (start, number) = compiled("full", fused=True), FUSED_FAULTS[fault]
+    lines = str(made.scheduled).split("\n")
+    found = [n for n, line in enumerate(lines) if line.strip().startswith(start)]
+    text = "\n".join(line for n, line in enumerate(lines) if n != found[number])
+    module = Parser(driver.context(), text).parse_module()
+    given = problem(made, (1, 1, 1), (400, 150))
+    with pytest.raises((AsyncProtocolError, DeadlockError)):
+        for seed in range(8):
+            given.gradients(tile_async.run_plan, module, seed=seed)
+
+
 FAULTS = {
     "slots never released": "tile.barrier_arrive %free",
     "block not waited for": "tile.barrier_wait %d_o_full",
@@ -165,6 +227,14 @@ def test_a_missing_op_is_found(fault: str):
     with pytest.raises((AsyncProtocolError, DeadlockError)):
         for seed in range(8):
             given.gradients(tile_async.run_plan, module, seed=seed)
+
+
+def test_sums_are_added_beside_the_next_arithmetic():
+    """In a step: the sum of the step before, then scores' gradients, then dk and dv under the next scores."""
+    text = str(compiled("full", fused=True).scheduled)
+    waits = [line.split("tile.wait ")[1] for line in text.split("\n") if "tile.wait " in line]
+    assert [w[0] for w in waits] == ["0", *["0", "1", "1", "0"] * 2, "0"]
+    assert [w.count("->") + w.split("->")[1].count(",") for w in waits[1:5]] == [1, 1, 2, 1]
 
 
 OVERLAPPED = {

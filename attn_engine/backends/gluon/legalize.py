@@ -32,11 +32,13 @@ PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
 GRADIENTS = (
     "tile-stage-maps",
     "tile-fold-scales",
+    "tile-start-products",
     "tile-pipeline-steps",
     "tile-split-roles",
     "tile-overlap-products",
     "tile-rotate-steps",
     "tile-defer-product",
+    "tile-defer-sums",
 )
 """The kernels of the backward to the async level."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from xdsl.dialects import arith
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
@@ -51,12 +51,16 @@ def _transposed_slot(printer: FunctionPrinter, op: views.TransposedSlotOp) -> No
 
 def _part(printer: FunctionPrinter, op: views.PartOp) -> None:
     """Placed at compile time, so that the index is a number of the text."""
+    printer.assign(op, _sliced(printer, op, printer.text(op.source), op.axis.value.data))
+
+
+def _sliced(printer: FunctionPrinter, op: views.PartOp, source: str, axis: int) -> str:
+    """The part of a text that stands for the whole, along an axis of it."""
     assert isinstance(op.result.type, BufferType)
-    axis = op.axis.value.data
-    size = op.result.type.get_shape()[axis]
+    size = op.result.type.get_shape()[op.axis.value.data]
     index = op.index.owner
     place = splat(index) if isinstance(index, arith.ConstantOp) else printer.instance
-    printer.assign(op, f"{printer.text(op.source)}.slice({place} * {size}, {size}, {axis})")
+    return f"{source}.slice({place} * {size}, {size}, {axis})"
 
 
 def _alias_slot(printer: FunctionPrinter, op: views.AliasSlotOp) -> None:
@@ -123,23 +127,30 @@ def _barrier_wait(printer: FunctionPrinter, op: copies.BarrierWaitOp) -> None:
     printer.writer.line(f"mbarrier.wait({_barrier(printer, op)}, {printer.text(op.parity)})")
 
 
-def _block(op: copies.AsyncLoadOp | copies.AsyncStoreOp | copies.AsyncReduceAddOp, name: str, buffer: object) -> str:
-    """A slot seen with the rank of the descriptor's blocks."""
-    assert isinstance(op.descriptor.type, DescriptorType) and isinstance(buffer, BufferType)
-    block = op.descriptor.type.get_shape()
-    return name if block == buffer.get_shape() else f"{name}.reshape({list(block)})"
+def _block(printer: FunctionPrinter, descriptor: SSAValue, slot: SSAValue) -> str:
+    """A slot seen with the rank of the descriptor's blocks. A part is taken behind that: it cannot be seen otherwise."""
+    assert isinstance(descriptor.type, DescriptorType) and isinstance(slot.type, BufferType)
+    block, part = descriptor.type.get_shape(), slot.owner
+    lead = len(block) - len(slot.type.get_shape())
+    if not lead:
+        return printer.text(slot)
+    if not isinstance(part, views.PartOp):
+        return f"{printer.text(slot)}.reshape({list(block)})"
+    assert isinstance(part.source.type, BufferType)
+    whole = f"{printer.text(part.source)}.reshape({[*[1] * lead, *part.source.type.get_shape()]})"
+    return _sliced(printer, part, whole, lead + part.axis.value.data)
 
 
 def _async_load(printer: FunctionPrinter, op: copies.AsyncLoadOp) -> None:
     place = f"{printer.text(op.descriptor)}, [{', '.join(printer.texts(op.coordinates))}]"
-    slot = _block(op, printer.text(op.target), op.target.type)
+    slot = _block(printer, op.descriptor, op.target)
     printer.writer.line(f"copy_in({place}, {_barrier(printer, op)}, {slot})")
 
 
 def _from_slot(function: str) -> Callable[..., None]:
     def rule(printer: FunctionPrinter, op: copies.AsyncStoreOp | copies.AsyncReduceAddOp) -> None:
         place = f"{printer.text(op.descriptor)}, [{', '.join(printer.texts(op.coordinates))}]"
-        slot = _block(op, printer.text(op.source), op.source.type)
+        slot = _block(printer, op.descriptor, op.source)
         printer.writer.line(f"{function}({place}, {slot})")
 
     return rule

@@ -11,6 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import (
     AsyncLoadOp,
+    AsyncReduceAddOp,
     AsyncStoreOp,
     AsyncStoreWaitOp,
     BarrierArriveOp,
@@ -29,7 +30,7 @@ from attn_engine.passes.hopper.rows import walk
 COPIES = (BarrierExpectOp, AsyncLoadOp, FetchAddOp)
 COMPUTES = (
     *(BarrierWaitOp, ReadOp, ProxyFenceOp, AsyncDotOp, WaitOp, tile.StoreOp),
-    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp, tile.AtomicAddOp, tile.ScatterAddOp),
+    *(AsyncStoreWaitOp, WriteOp, AsyncStoreOp, AsyncReduceAddOp, tile.AtomicAddOp, tile.ScatterAddOp),
     tile.AddDiagonalsOp,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import arith, scf
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp
@@ -40,5 +40,5 @@ def role_steps(role: Block) -> list[Block]:
 
 
 def sums(body: Block) -> list[AsyncDotOp]:
-    """The products of a step that are added to something."""
-    return [op for op in body.ops if isinstance(op, AsyncDotOp) and op.acc is not None]
+    """The products of a step that are added to what steps before have left."""
+    return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.acc, BlockArgument)]

@@ -9,10 +9,10 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp
-from attn_engine.dialects.tile_async_memory import DescribeOp
+from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncReduceAddOp, AsyncStoreOp
+from attn_engine.dialects.tile_async_memory import DescribeOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
-from attn_engine.dialects.tile_async_view import RingOp, SlotOp
+from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, Signature
@@ -25,7 +25,10 @@ _WARPS = 4
 
 @dataclass
 class SplitParts:
-    """One kernel; products whose first operand is in shared memory say which rows are owned."""
+    """One kernel; products whose first operand is in shared memory say which rows are owned.
+
+    A product over these rows themselves reads all of them, and is divided along its columns.
+    """
 
     signature: Signature
     parts: int
@@ -38,7 +41,9 @@ class SplitParts:
         assert first is not None
         scope = Before(first)
         self.part = scope.add(arith.ConstantOp.from_int_and_width(0, 32), "part").result
-        owned = [op for op in walk(self.block) if isinstance(op, AsyncDotOp) and isinstance(op.a.type, BufferType)]
+        resident = [op for op in walk(self.block) if isinstance(op, AsyncDotOp) and isinstance(op.a.type, BufferType)]
+        over = [op for op in resident if isinstance(op.a.owner, TransposedSlotOp)]
+        owned = [op for op in resident if op not in over]
         if not owned:
             raise AsyncUnsupportedError("no product of its kernel starts from a block that the program owns")
         rows = {tile.shape_of(op.result.type.value)[0] for op in owned}  # type: ignore[attr-defined]
@@ -46,12 +51,26 @@ class SplitParts:
             raise AsyncUnsupportedError("its products have different numbers of rows")
         self.rows = rows.pop() // self.parts
         self.offset = scope.value(scope.times(self.part, self.rows, "part_rows"))
-        axes = row_axes(self.block, {op.result: 0 for op in owned})
+        seeds: dict[SSAValue, int] = {op.result: int(op in over) for op in resident}
+        axes = row_axes(self.block, seeds)
         for op in list(walk(self.block)):
             self._move(op, axes)
         retype(axes, self.parts)
+        whole = [_ring_of(op.b) for op in over]
         for ring in dict.fromkeys(_ring_of(op.a) for op in owned):
-            self._divide(ring)
+            if ring in whole:
+                self._share(ring)
+            else:
+                self._divide(ring)
+        for op in over:
+            self._view(op, 1, 1)
+            assert isinstance(op.a.owner, TransposedSlotOp)
+            self._pass(_ring_of(op.a.owner.source))
+        adds = [o for o in walk(self.block) if isinstance(o, AsyncReduceAddOp)]
+        for ring in dict.fromkeys(_ring_of(op.source) for op in adds):
+            self._divide_columns(ring)
+        for op in adds:
+            self._move_add(op)
         for op in walk(self.block):
             if isinstance(op, AsyncDotOp | DotOperandOp):
                 op.properties["layout"] = MmaLayoutAttr(_WARPS, 1, op.layout.n)
@@ -92,6 +111,50 @@ class SplitParts:
             Rewriter.erase_op(slot)
         Rewriter.erase_op(ring)
 
+    def _view(self, op: Operation, place: int, axis: int) -> None:
+        """An operand becomes the consumer's part of it."""
+        slot = op.operands[place]
+        assert isinstance(slot.type, BufferType)
+        part = PartOp(slot, axis, self.part, slot.type.get_shape()[axis] // self.parts)
+        op.operands[place] = Before(op).add(part, slot.name_hint or "part").result
+
+    def _share(self, ring: RingOp) -> None:
+        """An owned block that some products need whole stays one slot, of which every consumer uses its rows."""
+        for slot in [use.operation for use in list(ring.result.uses)]:
+            for use in list(slot.results[0].uses):
+                user, place = use.operation, use.index
+                if isinstance(user, WriteOp) or (isinstance(user, AsyncDotOp) and not place):
+                    self._view(user, place, 0)
+                elif isinstance(user, AsyncStoreOp):
+                    self._view(user, 0, 0)
+                    self._move_store(user, user.source)
+
+    def _pass(self, ring: RingOp) -> None:
+        """A result of the step that all consumers read: each writes its rows."""
+        for slot in [use.operation for use in list(ring.result.uses)]:
+            for use in [u for u in list(slot.results[0].uses) if isinstance(u.operation, WriteOp)]:
+                self._view(use.operation, use.index, 0)
+
+    def _divide_columns(self, ring: RingOp) -> None:
+        """A slot for the columns of each part."""
+        _, *rows, columns = ring.result.type.get_shape()
+        type_ = BufferType([self.parts, *rows, columns // self.parts], ring.result.type.element_type)
+        new = Before(ring).add(RingOp(type_), ring.result.name_hint or "ring").result
+        for slot in [use.operation for use in list(ring.result.uses)]:
+            own = Before(slot).add(SlotOp(new, self.part), slot.results[0].name_hint or "own").result
+            slot.results[0].replace_all_uses_with(own)
+            Rewriter.erase_op(slot)
+        Rewriter.erase_op(ring)
+
+    def _move_add(self, add: AsyncReduceAddOp) -> None:
+        """Every consumer adds its columns to memory."""
+        assert isinstance(add.source.type, BufferType)
+        columns = add.source.type.get_shape()[-1]
+        place, scope = list(add.coordinates), Before(add)
+        offset = scope.value(scope.times(self.part, columns, "part_columns"))
+        place[-1] = scope.add(arith.AddiOp(place[-1], offset), "column").result
+        Rewriter.replace_op(add, AsyncReduceAddOp(add.source, self._describe(add.descriptor, columns), place))
+
     def _load(self, load: AsyncLoadOp, ring: SSAValue) -> None:
         """One copy for each part, onto the same barrier."""
         scope, descriptor = Before(load), self._describe(load.descriptor)
@@ -103,17 +166,22 @@ class SplitParts:
         Rewriter.erase_op(load)
 
     def _store(self, store: AsyncStoreOp, ring: SSAValue) -> None:
+        self._move_store(store, Before(store).add(SlotOp(ring, self.part), "part").result)
+
+    def _move_store(self, store: AsyncStoreOp, slot: SSAValue) -> None:
         scope, descriptor, place = Before(store), self._describe(store.descriptor), list(store.coordinates)
         place[-2] = scope.add(arith.AddiOp(place[-2], self.offset), "row0").result
-        slot = scope.add(SlotOp(ring, self.part), "part").result
         Rewriter.replace_op(store, AsyncStoreOp(slot, descriptor, place))
 
-    def _describe(self, argument: SSAValue) -> SSAValue:
-        """The descriptor's argument with blocks of one part."""
+    def _describe(self, argument: SSAValue, columns: int | None = None) -> SSAValue:
+        """The descriptor's argument with blocks of the rows of one part, or of so many columns of the block."""
         described = self.signature.passed(argument).owner
         assert isinstance(described, DescribeOp) and isinstance(described.result.type, DescriptorType)
-        *lead, _, columns = described.result.type.get_shape()
-        new = Before(self.signature.launch).add(DescribeOp(described.source, [*lead, self.rows, columns]))
+        *lead, rows, whole = described.result.type.get_shape()
+        size = [rows, columns] if columns is not None else [self.rows, whole]
+        if [rows, whole] == size:
+            return argument
+        new = Before(self.signature.launch).add(DescribeOp(described.source, [*lead, *size]))
         argument = self.signature.replace(argument, new.result)
         if not described.result.uses:
             Rewriter.erase_op(described)

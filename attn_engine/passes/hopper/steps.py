@@ -23,13 +23,41 @@ from attn_engine.passes.hopper.form import find_plan
 
 
 @dataclass(frozen=True)
+class Shared:
+    """A product of a turned result of the step with a block that the program owns, added to memory."""
+
+    dot: tile.DotOp
+    result: SSAValue
+    """Of the step, before it is turned: rows are those that consumers share."""
+    block: tile.LoadOp
+    add: tile.AtomicAddOp
+
+    @classmethod
+    def of(cls, dot: tile.DotOp) -> Shared | None:
+        """None for a product of another form."""
+        turned, block, uses = dot.a.owner, dot.b.owner, list(dot.result.uses)
+        if not isinstance(turned, tile.TransposeOp) or not isinstance(turned.value.owner, tile.MapOp):
+            return None
+        if not isinstance(block, tile.LoadOp) or block.parent is dot.parent or len(uses) != 1:
+            return None
+        add = uses[0].operation
+        if not isinstance(add, tile.AtomicAddOp) or tile.ints_of(add.dims) != (2, 3):
+            return None
+        return cls(dot, turned.value, block, add)
+
+
+@dataclass(frozen=True)
 class Step:
-    """The body of a loop that holds products, and its loads: blocks for products, and vectors that come with them."""
+    """The body of a loop that holds products, and its loads: blocks for products, and vectors that come with them.
+
+    Products over the rows that consumers share are apart from those in which each has its own.
+    """
 
     body: Block
     dots: tuple[tile.DotOp, ...]
     blocks: tuple[tile.LoadOp, ...]
     vectors: tuple[tile.LoadOp, ...]
+    shared: tuple[Shared, ...] = ()
 
     def first_use(self, load: tile.LoadOp) -> tile.DotOp:
         """The first product that a block takes part in."""
@@ -77,7 +105,9 @@ def launched(module: ModuleOp, plan_name: str) -> list[Signature]:
 
 def step_of(body: Block, signature: Signature) -> Step:
     """A step and its loads; raises `AsyncUnsupportedError` if its products take their operands from elsewhere."""
-    dots = tuple(op for op in body.ops if isinstance(op, tile.DotOp))
+    found = {op: Shared.of(op) for op in body.ops if isinstance(op, tile.DotOp)}
+    dots = tuple(dot for dot, shared in found.items() if shared is None)
+    shared = tuple(s for s in found.values() if s is not None)
     blocks: dict[tile.LoadOp, None] = {}
     for dot in dots:
         load = block_of(dot.b)
@@ -85,10 +115,11 @@ def step_of(body: Block, signature: Signature) -> Step:
             raise AsyncUnsupportedError(f"product '{dot.result.name_hint}' does not read a block as it was loaded")
         blocks.setdefault(load)
         _check_left(dot, body)
-    for load in blocks:
+    for load in (*blocks, *(s.block for s in shared)):
         check_block(load)
     vectors = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and _is_vector(op, signature))
-    return Step(body, dots, tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and op in blocks), vectors)
+    loads = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and op in blocks)
+    return Step(body, dots, loads, vectors, shared)
 
 
 def check_block(load: tile.LoadOp) -> None:
@@ -137,9 +168,20 @@ def check_kernel(signature: Signature) -> None:
         if isinstance(op, tile.ReduceOp) and not (op.parent in bodies and op.axis.value.data) and not adds_up(op):
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
     for body in bodies:
-        step_of(body, signature)
-        if any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) for op in body.ops):
+        known = [shared.add for shared in step_of(body, signature).shared]
+        if any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) and op not in known for op in body.ops):
             raise AsyncUnsupportedError("it adds to a capture's gradient score by score")
+
+
+def byte_size(value: SSAValue) -> int:
+    """Of a tile."""
+    element = tile.element_of(value)
+    assert isinstance(element, FixedBitwidthType)
+    return prod(tile.shape_of(value)) * element.bitwidth // 8
+
+
+SHARED_STAGES = 2
+"""Results that consumers share: one consumer may be a step ahead of another."""
 
 
 def shared_bytes(signature: Signature) -> int:
@@ -147,21 +189,28 @@ def shared_bytes(signature: Signature) -> int:
     kernel = signature.kernel
     stages = kernel.attributes.get("num_stages")
     count = stages.value.data if isinstance(stages, IntegerAttr) else 1
-    rings: dict[tuple[SSAValue, Attribute], int] = {}
+    rings: dict[tuple[object, Attribute], int] = {}
     for body in step_bodies(kernel.body.block):
         step = step_of(body, signature)
         owned = [dot.a.owner for dot in step.dots if isinstance(dot.a.owner, tile.LoadOp)]
         for load, times in (*((o, 1) for o in owned), *((o, count) for o in (*step.blocks, *step.vectors))):
-            element = tile.element_of(load.result)
-            assert isinstance(element, FixedBitwidthType)
-            rings[load.source, load.result.type] = times * prod(tile.shape_of(load.result)) * element.bitwidth // 8
+            rings[load.source, load.result.type] = times * byte_size(load.result)
+        for number, shared in enumerate(step.shared):
+            rings[number, shared.result.type] = SHARED_STAGES * byte_size(shared.result)
+            rings[number, shared.dot.result.type] = byte_size(shared.dot.result)
     return sum(rings.values())
 
 
 def check_size(signature: Signature, consumers: int, registers: int) -> None:
-    """Raises `AsyncUnsupportedError` unless a consumer has the rows of one warpgroup, and room for a step's results."""
+    """Raises `AsyncUnsupportedError` unless a consumer has the rows of one warpgroup, and room for a step's results.
+
+    A product over shared rows takes the place of one whose result is used up.
+    """
     for body in step_bodies(signature.kernel.body.block):
-        dots = step_of(body, signature).dots
+        step = step_of(body, signature)
+        dots = step.dots
+        if any(tile.shape_of(shared.dot.result)[0] != WARPGROUP_ROWS for shared in step.shared):
+            raise AsyncUnsupportedError(f"a sum over its rows has other than {WARPGROUP_ROWS} rows itself")
         rows = {tile.shape_of(dot.result)[0] for dot in dots}
         if rows != {WARPGROUP_ROWS * consumers}:
             raise AsyncUnsupportedError(f"its blocks have {max(rows)} rows instead of {WARPGROUP_ROWS * consumers}")

@@ -4,6 +4,9 @@ Each gradient is owned by one kernel. A capture whose index has no key is accumu
 owns its queries (the row kernel for contributions of `rows`, else dq); one with a key and no query where
 a program owns its keys (dk/dv); one with both with dq: summed along diagonals first where it depends on
 positions through their distance alone, else element by element.
+
+Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
+seven. Captures that the dq kernel owns keep the two kernels apart.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.key_gradients import KeyGradients
 from attn_engine.passes.lowering.mods import Mods
 from attn_engine.passes.lowering.query_gradients import QueryGradients
+from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.row_vectors import RowVectors
 from attn_engine.passes.lowering.tables import Tables
 
@@ -40,6 +44,7 @@ class BackwardLowering:
     enabled: bool = True
     descriptors: bool = False
     one_loop: bool = False
+    fused: bool = False
     diagonals: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
@@ -59,7 +64,8 @@ class BackwardLowering:
         by_key = [n for n, axes in owned.items() if "kv" in axes and "q" not in axes]
         by_query = [n for n, axes in owned.items() if "kv" not in axes]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
-        if operands.leads("dq") or by_query or by_both:
+        sums = QuerySums(op, operands) if self.fused and fuses(op) else None
+        if sums is None and (operands.leads("dq") or by_query or by_both):
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
@@ -70,8 +76,10 @@ class BackwardLowering:
         if operands.leads("dk") or operands.leads("dv") or by_key:
             kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
             blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
-            KeyGradients(op, operands, kernel, vectors, by_key).build()
+            KeyGradients(op, operands, kernel, vectors, by_key, sums).build()
             self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
+        if sums is not None:
+            self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
         return [*tables.kernels, *mods.kernels, *self.kernels, plan.finish()]
 
@@ -122,3 +130,9 @@ class BackwardLowering:
         RowVectors(self.op, operands, kernel, vectors).build()
         self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
         return vectors
+
+
+def fuses(op: attn.BackwardOp) -> bool:
+    """Whether the dk/dv kernel can find dq too: there are such gradients, and no capture that the dq kernel owns."""
+    by_key = all("kv" in axes and "q" not in axes for axes in capture_axes(op))
+    return by_key and op.dq is not None and (op.dk is not None or op.dv is not None)

@@ -16,6 +16,7 @@ from attn_engine.passes.lowering.kernel import Kernel, close, loop
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.query_gradients import element, operand_gradient
+from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
 from attn_engine.passes.simplify_rule import predicate_of
@@ -23,13 +24,14 @@ from attn_engine.passes.simplify_rule import predicate_of
 
 @dataclass
 class KeyGradients:
-    """`carried` are the contributions of a key, summed over the queries of one head."""
+    """`carried` are the contributions of a key, summed over the queries of one head; `query_sums` where dq is added up."""
 
     op: attn.BackwardOp
     operands: Operands
     kernel: Kernel
     vectors: list[SSAValue]
     carried: list[int]
+    query_sums: QuerySums | None = None
 
     def build(self) -> None:
         kernel, scope, operands, op = self.kernel, self.kernel.scope, self.operands, self.op
@@ -87,15 +89,18 @@ class KeyGradients:
             )
             for c, old in zip(self.carried, inside, strict=False)
         ]
-        wanted += [cast(program, dx, operands.element)] if frame.leads("dk") else []
-        wanted += [cast(program, p, operands.element)] if frame.leads("dv") else []
+        operand_of = {"dk": dx, "dv": p}
+        names = [n for n in operand_of if frame.leads(n) or (n == "dk" and self.query_sums is not None)]
+        wanted += [cast(program, operand_of[n], operands.element) for n in names]
         program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
-        products = ([q] if frame.leads("dk") else []) + ([d_o] if frame.leads("dv") else [])
-        hints = ([("dk")] if frame.leads("dk") else []) + (["dv"] if frame.leads("dv") else [])
-        for f, right, old, hint in zip(found[count:], products, inside[count:], hints, strict=True):
-            new.append(frame.dot(scope, spread(scope, f, frame.shape), right, old, hint))
+        factors = {n: spread(scope, f, frame.shape) for n, f in zip(names, found[count:], strict=True)}
+        sums = [n for n in names if frame.leads(n)]
+        for name, old in zip(sums, inside[count:], strict=True):
+            new.append(frame.dot(scope, factors[name], q if name == "dk" else d_o, old, name))
+        if self.query_sums is not None:
+            self.query_sums.add(frame, scope, factors["dk"], self.k, q0, limit)
         return new
 
     def _scores(self, scope: Scope, q: SSAValue) -> SSAValue:

@@ -1,0 +1,278 @@
+"""`tile-defer-sums`: what a step adds to memory is multiplied, and added, beside the first arithmetic of the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin, scf
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async import RolesOp
+from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp, AsyncStoreWaitOp, BarrierWaitOp, ProxyFenceOp
+from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
+from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
+from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
+from attn_engine.passes.hopper.role_steps import chain, is_role_step, role_steps
+from attn_engine.passes.hopper.steps import kernels_at_async_level
+
+_FAR = 1 << 30
+"""A row beyond every tensor: what is added there is added nowhere."""
+
+
+@dataclass
+class _Sum:
+    """The product of a step whose first operand all consumers have written, and its way to memory."""
+
+    body: Block
+    product: AsyncDotOp
+    full: BarrierWaitOp
+    """Until the operand is written."""
+    wait: WaitOp
+    leave: list[Operation]
+    """Wait for the slot of the result, write, fence, addition."""
+
+    @classmethod
+    def of(cls, body: Block) -> _Sum:
+        product = next(op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp))
+        assert isinstance(product.a.owner, TransposedSlotOp)
+        slot = product.a.owner.source.owner
+        assert isinstance(slot, SlotOp)
+        full = next(op for op in body.ops if isinstance(op, BarrierWaitOp) and op.index is slot.index)
+        wait = next(op for op in body.ops if isinstance(op, WaitOp) and product.result in op.pending)
+        add = next(op for op in body.ops if isinstance(op, AsyncReduceAddOp))
+        value = wait.values[list(wait.pending).index(product.result)]
+        write = next(op for op in body.ops if isinstance(op, WriteOp) and op.value is value)
+        kept = next(op for op in body.ops if isinstance(op, AsyncStoreWaitOp))
+        fence = write.next_op
+        assert isinstance(fence, ProxyFenceOp)
+        return cls(body, product, full, wait, [kept, write, fence, add])
+
+    @property
+    def value(self) -> SSAValue:
+        return self.wait.values[list(self.wait.pending).index(self.product.result)]
+
+    @property
+    def add(self) -> AsyncReduceAddOp:
+        add = self.leave[-1]
+        assert isinstance(add, AsyncReduceAddOp)
+        return add
+
+    @property
+    def turn(self) -> arith.RemSIOp:
+        turn = self.full.index.owner
+        assert isinstance(turn, arith.RemSIOp)
+        return turn
+
+    def start(self, scope: Before, count: SSAValue) -> SSAValue:
+        """Waits for the operand of the step before step `count` and starts the product; its pending result.
+
+        One round of the slots further on is the same slot; the barrier has ended one phase less. Before the first step
+        nothing is waited for, and whatever the slot holds is multiplied.
+        """
+        stages = self.turn.rhs.owner
+        assert isinstance(stages, arith.ConstantOp)
+        ahead = scope.value(stages.value.value.data - 1)  # type: ignore[attr-defined]
+        mapping: dict[SSAValue, SSAValue] = {self.turn.lhs: scope.add(arith.AddiOp(count, ahead), "ahead").result}
+        for op in chain(self.body, [self.full, self.product]):
+            if op is self.full:
+                parity = mapping[self.full.parity]
+                before = scope.add(arith.XOrIOp(parity, scope.value(1)), "before").result
+                scope.add(BarrierWaitOp(self.full.barriers, mapping[self.full.index], before))
+            else:
+                scope.add(op.clone(value_mapper=mapping))
+        return mapping[self.product.result]
+
+    def finish(self, scope: Before, pending: SSAValue, given: dict[int, SSAValue]) -> None:
+        """Waits for the product and adds it to memory; some coordinates are given."""
+        value = scope.add(WaitOp(0, [pending]), self.value.name_hint or "x").values[0]
+        mapping: dict[SSAValue, SSAValue] = {self.value: value}
+        for place, coordinate in given.items():
+            mapping[self.add.coordinates[place]] = coordinate
+        for op in self._leaving(set(mapping)):
+            scope.add(op.clone(value_mapper=mapping))
+
+    def _leaving(self, known: set[SSAValue]) -> list[Operation]:
+        """The ops of the way to memory, and those that they need beside known values."""
+        needed, work = set[Operation](), list(self.leave)
+        while work:
+            op = work.pop()
+            if op.parent is self.body and op not in needed:
+                needed.add(op)
+                work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation) and o not in known)
+        return [op for op in self.body.ops if op in needed]
+
+    def erase(self) -> None:
+        for op in reversed(self.leave):
+            _erase(op)
+        others = [p for p in self.wait.pending if p is not self.product.result]
+        new = Before(self.wait).add(WaitOp(self.wait.count.value.data, others)) if others else None
+        old = [v for v in self.wait.values if v is not self.value]
+        for was, now in zip(old, new.values if new is not None else (), strict=True):
+            now.name_hint = was.name_hint
+            was.replace_all_uses_with(now)
+        for op in (self.wait, self.full, self.product):
+            _erase(op)
+
+
+def _erase(op: Operation) -> None:
+    """An op, and the views and numbers that nothing else needs."""
+    owners = [o.owner for o in op.operands]
+    Rewriter.erase_op(op)
+    for owner in owners:
+        if isinstance(owner, Operation) and owner.parent is not None and _is_unused_view(owner):
+            _erase(owner)
+
+
+def _is_unused_view(op: Operation) -> bool:
+    view = isinstance(op, SlotOp | TransposedSlotOp | PartOp) or op.name.startswith("arith.")
+    return view and not any(result.uses for result in op.results)
+
+
+# --- coordinates -------------------------------------------------------------------------------
+
+
+def _varies(role: Block, value: SSAValue) -> bool:
+    """Whether a coordinate may differ from step to step."""
+    if isinstance(value, BlockArgument):
+        return value.block is not role
+    assert isinstance(value.owner, Operation)
+    if value.owner.parent is role:
+        return False
+    return isinstance(value.owner, scf.ForOp) or any(_varies(role, o) for o in value.owner.operands)
+
+
+def _places(role: Block, bodies: Sequence[Block]) -> list[int]:
+    """Which coordinates are carried from step to step."""
+    adds = [_Sum.of(body).add for body in bodies]
+    return [n for n in range(len(adds[0].coordinates)) if any(_varies(role, add.coordinates[n]) for add in adds)]
+
+
+# --- steps -------------------------------------------------------------------------------------
+
+
+def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> list[SSAValue]:
+    """One step; gives the coordinates of its own sum."""
+    found = _Sum.of(body)
+    here = [found.add.coordinates[place] for place in places]
+    first = body.first_op
+    assert first is not None
+    pending = found.start(Before(first), found.turn.lhs)
+    anchor = next(op for op in body.ops if isinstance(op, DotOperandOp))
+    found.finish(Before(anchor), pending, dict(zip(places, before, strict=True)))
+    _delay(body, anchor, pending)
+    found.erase()
+    return here
+
+
+def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
+    """Products that came in front of the arithmetic start behind it: two results in flight would take too many registers."""
+    ops = [op for op in body.ops if op.is_before_in_block(anchor)]
+    dots = [op for op in ops if isinstance(op, AsyncDotOp) and op.result is not started]
+    needed = chain(body, dots)
+    starts = [op for op in needed if isinstance(op, tile.MapOp)]
+    reads = [op for op in needed if isinstance(op, ReadOp) and all(u.operation in starts for u in op.result.uses)]
+    waits = [op for op in ops if isinstance(op, BarrierWaitOp) and any(op.index is d.index for d in _stages(dots))]
+    fences = [op for op in ops if isinstance(op, ProxyFenceOp)][:1] if reads else []
+    for op in [*waits, *reads, *fences, *starts, *dots]:
+        op.detach()
+        body.insert_op_before(op, anchor)
+
+
+def _stages(dots: Sequence[AsyncDotOp]) -> list[SlotOp]:
+    """The slots that products read, turned or not."""
+    owners = [d.b.owner for d in dots]
+    owners = [o.source.owner if isinstance(o, TransposedSlotOp) else o for o in owners]
+    return [o for o in owners if isinstance(o, SlotOp)]
+
+
+def _holds_steps(op: Operation) -> bool:
+    return isinstance(op, scf.ForOp) and any(is_role_step(o) for o in op.walk())
+
+
+def _defer(loop: scf.ForOp, places: Sequence[int], carried: Sequence[SSAValue]) -> list[SSAValue]:
+    """Passes the coordinates of the step before through a loop, and those inside of it."""
+    new, inner = extend_for(loop, carried, [c.name_hint or "before" for c in carried])
+    body = new.body.block
+    if is_role_step(new):
+        yield_more(body, _step(body, places, inner))
+    else:
+        for op in list(body.ops):
+            if isinstance(op, scf.ForOp) and _holds_steps(op):
+                inner = _defer(op, places, inner)
+        yield_more(body, inner)
+    return list(new.res[-len(carried) :])
+
+
+def defer(role: Block) -> None:
+    """Changes a consumer role each of whose steps adds one product to memory."""
+    bodies = role_steps(role)
+    places = _places(role, bodies)
+    rows = len(_Sum.of(bodies[0]).add.coordinates) - 2
+    if rows not in places:
+        raise AsyncUnsupportedError("its steps all add to the same rows")
+    loops = [op for op in role.ops if _holds_steps(op)]
+    init = Before(loops[0])
+    carried = [init.value(_FAR if place == rows else 0) for place in places]
+    for value in carried:
+        value.name_hint = "before"
+    left = _finish(loops[-1], _Sum.of(bodies[-1]), places)
+    for loop in loops:
+        assert isinstance(loop, scf.ForOp)
+        carried = _defer(loop, places, carried)
+    for value, result in zip(left, carried, strict=True):
+        value.replace_all_uses_with(result)
+        Rewriter.erase_op(value.owner)  # type: ignore[arg-type]
+
+
+def _finish(loop: Operation, last: _Sum, places: Sequence[int]) -> list[SSAValue]:
+    """The product of the last step of all, behind the loops; returns what stands for its coordinates."""
+    scope = After(loop)
+    left: list[SSAValue] = [scope.add(arith.ConstantOp.from_int_and_width(0, 32), "left").result for _ in places]
+    count = next(r for r in loop.results if r.type == builtin.i32)
+    last.finish(scope, last.start(scope, count), dict(zip(places, left, strict=True)))
+    return left
+
+
+def _sums(body: Block) -> list[AsyncReduceAddOp]:
+    return [op for op in body.ops if isinstance(op, AsyncReduceAddOp)]
+
+
+@dataclass(frozen=True)
+class TileDeferSumsPass(ModulePass):
+    """Multiplies what a step adds to memory in the next step, so that nobody waits for the rows of the other consumers.
+
+    The product starts in front of the next step's first arithmetic and is added behind it; the products that came in
+    front of that arithmetic start then. Where rows are carried from step to step, the first step adds to rows beyond the
+    tensor; what the last step leaves is added behind the loops.
+
+    ```
+    scf.for %q0 ... { %x = ...; %p = map(%x); write %ds; arrive; wait written; %dq = dot(%ds, k); add %dq at %q0 }
+    ```
+    becomes
+    ```
+    scf.for %q0 ... iter_args(%before = beyond) {
+      wait written before; %dq = dot(%ds before, k); %p = map(%x); add %dq at %before; ...; write %ds; arrive
+      yield %q0
+    }
+    wait written; add dot(%ds, k)
+    ```
+    """
+
+    name = "tile-defer-sums"
+
+    plan: str = "backward"
+    """The plan whose kernels are changed."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for signature in kernels_at_async_level(op, self.plan):
+            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
+                consumer = roles.bodies[0].block
+                if all(len(_sums(body)) == 1 for body in role_steps(consumer)):
+                    defer(consumer)
