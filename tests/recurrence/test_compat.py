@@ -187,8 +187,6 @@ def test_state_update_continues_a_scan():
         dt_softplus=True,
     )
     assert_near("y", y, right[:, 69])
-    with pytest.raises(UnsupportedOptionError, match="A and dt is not supported that differ within a head"):
-        mamba_ssm.selective_state_update(state, x[:, 0], torch.rand(2, 4, 8), -torch.rand(4, 8, 16), B[:, 0], C[:, 0])
 
 
 def test_tail_of_softplus_keeps_a_decay():

@@ -1,0 +1,151 @@
+"""Arguments of the field's functions: their order, and what the less common of them say."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attn_engine.compat import fla, mamba_ssm
+from attn_engine.errors import UnsupportedOptionError
+from tests.recurrence.support import assert_near, inputs, reference
+
+STATE = "scale initial_state output_final_state"
+SIGNATURES = {
+    fla.chunk_simple_gla: f"q k v g g_gamma {STATE} state_v_first cu_seqlens cu_seqlens_cpu",
+    fla.fused_recurrent_simple_gla: f"q k v g g_gamma {STATE} reverse state_v_first cu_seqlens",
+    fla.chunk_retention: f"q k v {STATE} cu_seqlens",
+    fla.fused_recurrent_retention: f"q k v {STATE} reverse state_v_first cu_seqlens",
+    fla.chunk_gla: f"q k v g {STATE} state_v_first cu_seqlens cu_seqlens_cpu",
+    fla.fused_recurrent_gla: f"q k v gk gv {STATE} reverse state_v_first cu_seqlens",
+    fla.chunk_delta_rule: f"q k v beta {STATE} use_qk_l2norm_in_kernel cu_seqlens cu_seqlens_cpu",
+    fla.fused_recurrent_delta_rule: f"q k v beta {STATE} use_qk_l2norm_in_kernel cu_seqlens",
+    fla.chunk_gated_delta_rule: f"q k v g beta {STATE} use_qk_l2norm_in_kernel use_beta_sigmoid_in_kernel"
+    " allow_neg_eigval state_v_first cu_seqlens cu_seqlens_cpu chunk_indices cp_context",
+    fla.fused_recurrent_gated_delta_rule: f"q k v g gk gv beta {STATE} use_qk_l2norm_in_kernel use_gate_in_kernel A_log"
+    " dt_bias use_beta_sigmoid_in_kernel allow_neg_eigval state_v_first cu_seqlens",
+    mamba_ssm.mamba_chunk_scan_combined: "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus"
+    " dt_limit return_final_states return_varlen_states state_dtype",
+    mamba_ssm.selective_state_update: "state x dt A B C D z dt_bias dt_softplus state_batch_indices",
+}
+"""Of fla 0.6.0 and mamba_ssm 2.3.2; those that fla takes by name alone are left out."""
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda f: f.__name__)
+def test_arguments_stand_where_models_pass_them(function):
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    found = [name for name, p in inspect.signature(function).parameters.items() if p.kind in plain]
+    assert found == SIGNATURES[function].split()
+
+
+def qkv(tokens=70):
+    x = inputs(tokens, heads=2, shared=2)
+    return x["q"], x["k"], x["v"], x["decay"], x["initial_state"]
+
+
+def wide(*tensors):
+    return [t.double() for t in tensors]
+
+
+def test_states_may_have_values_first():
+    q, k, v, g, state = qkv()
+    right, final = reference(*wide(q, k, v), decay=g.double(), initial_state=state.double())
+    channel = g[..., None].expand(-1, -1, -1, 16)
+    for function, decay in (
+        (fla.chunk_simple_gla, {"g": g}),
+        (fla.fused_recurrent_simple_gla, {"g": g}),
+        (fla.chunk_gla, {"g": channel}),
+        (fla.fused_recurrent_gla, {"gk": channel}),
+    ):
+        o, turned = function(q, k, v, **decay, initial_state=state.mT, output_final_state=True, state_v_first=True)
+        assert_near("o", o, right)
+        assert_near("final", turned.mT, final)
+
+
+@pytest.mark.parametrize("function", [fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule])
+def test_gates_made_inside(function):
+    q, k, v, g, state = qkv()
+    A_log, bias, beta = torch.tensor([0.1, -0.4]), torch.tensor([0.2, -1.0]), torch.randn(2, 70, 2)
+    options = {"use_qk_l2norm_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
+    o, final = function(
+        q, k, v, g=g, beta=beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=bias, **options,
+        initial_state=state.mT, output_final_state=True, state_v_first=True,
+    )  # fmt: skip
+    unit = [F.normalize(x.double(), dim=-1) for x in (q, k)]
+    decay = -A_log.double().exp() * F.softplus(g.double() + bias.double())
+    right, right_final = reference(
+        *unit, v.double(), decay=decay, beta=2 * beta.double().sigmoid(), initial_state=state.double()
+    )
+    assert_near("o", o, right)
+    assert_near("final", final.mT, right_final)
+
+
+def test_a_delta_rule_with_both_decays():
+    q, k, v, g, _ = qkv(12)
+    gk = -torch.rand(2, 12, 2, 16)
+    o, _ = fla.fused_recurrent_gated_delta_rule(q, k, v, g=g, gk=gk, use_qk_l2norm_in_kernel=True)
+    unit = [F.normalize(x.double(), dim=-1) for x in (q, k)]
+    decay = g.double()[..., None] + gk.double()
+    assert_near("o", o, reference(*unit, v.double(), decay=decay, beta=torch.ones(2, 12, 2).double())[0])
+
+
+def test_what_is_not_there_is_refused():
+    q, k, v, g, _ = qkv(3)
+    for call, name in (
+        (lambda: fla.chunk_simple_gla(q, k, v, g, head_first=True), "head_first"),
+        (lambda: fla.chunk_gated_delta_rule(q, k, v, g, cp_context=object()), "cp_context"),
+        (lambda: fla.chunk_gated_delta_rule(q, k, v, g, use_gate_in_kernel=True), "use_gate_in_kernel"),
+        (lambda: fla.fused_recurrent_gla(q, k, v, gv=v), "gv"),
+    ):
+        with pytest.raises(UnsupportedOptionError, match=f"{name} is not supported"):
+            call()
+    fla.chunk_simple_gla(q, k, v, g, chunk_size=32)
+
+
+def test_states_of_packed_sequences():
+    generator = torch.Generator().manual_seed(3)
+    x, B, C = (torch.randn(1, 60, *s, generator=generator) for s in ((4, 8), (1, 16), (1, 16)))
+    dt, A = torch.rand(1, 60, 4, generator=generator), -torch.rand(4, generator=generator)
+    bounds, ids = torch.tensor([0, 25, 60]), torch.tensor([[0] * 25 + [1] * 35])
+    y, last, each = mamba_ssm.mamba_chunk_scan_combined(
+        x, dt, A, B, C, 64, seq_idx=ids, cu_seqlens=bounds, return_final_states=True, return_varlen_states=True
+    )
+    for n, part in enumerate((slice(0, 25), slice(25, 60))):
+        right, final = reference(
+            *(t[:, part].double() for t in (C, B, x)), decay=(dt * A)[:, part].double(), weight=dt[:, part].double(), scale=1.0
+        )  # fmt: skip
+        assert_near("y", y[:, part], right)
+        assert_near("state", each[n : n + 1], final.mT)
+    assert_near("last", last, each[1:].double())
+    with pytest.raises(UnsupportedOptionError, match="return_varlen_states"):
+        mamba_ssm.mamba_chunk_scan_combined(x, dt, A, B, C, 64, return_varlen_states=True)
+
+
+def updated(state, x, dt, A, B, C, D, z, bias):
+    """The recurrence of one token as it is written: every channel of a head with its own step size."""
+    step = F.softplus(dt + bias)
+    heads = x.shape[1] // B.shape[1]
+    B, C = (t.repeat_interleave(heads, 1)[:, :, None] for t in (B, C))
+    after = state * torch.exp(step[..., None] * A) + (step * x)[..., None] * B
+    return ((after * C).sum(-1) + D * x) * F.silu(z), after
+
+
+@pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_state_update_of_mamba_1(heads, dtype):
+    generator = torch.Generator().manual_seed(5)
+    H = 4 if heads else 1
+    shapes = ((3, H, 8, 16), (3, H, 8), (3, H, 8), (H, 8, 16), (3, 1, 16), (3, 1, 16), (H, 8), (3, H, 8), (H, 8))
+    given = [torch.randn(s, generator=generator) for s in shapes]
+    given[0], given[3] = given[0].to(dtype), -given[3].exp()
+    right, after = updated(*(t.double() for t in given))
+    state, x, dt, A, B, C, D, z, bias = given if heads else [t.squeeze(0) if len(t) == 1 else t[:, 0] for t in given]
+    pool = torch.zeros(5, *state.shape[1:], dtype=dtype)
+    pool[[4, 0, 2]] = state
+    for target, options in ((state, {}), (pool, {"state_batch_indices": torch.tensor([4, 0, 2])})):
+        y = mamba_ssm.selective_state_update(target, x, dt, A, B, C, D, z, bias, dt_softplus=True, **options)
+        found = target if target is state else pool[[4, 0, 2]]
+        assert_near("y", y, right if heads else right[:, 0])
+        assert_near("state", found.float(), after if heads else after[:, 0], 3e-5 if dtype == torch.float32 else 1e-3)
