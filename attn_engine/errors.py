@@ -292,6 +292,17 @@ class CaptureSizeError(AttnEngineError):
 _COUNTED = {"batch": "batch entry", "heads": "query head", "kv_heads": "key head"}
 
 
+class NondeterministicError(AttnEngineError):
+    """Results that are the same in every run were asked for, and a backend has no kernels that give them."""
+
+    def __init__(self, backend: str):
+        super().__init__(
+            f"backend '{backend}' adds gradients of captured tensors in an order that may change from run to run: for"
+            " deterministic=True use backend 'triton' or 'cpu', or detach the captured tensors"
+        )
+        self.backend = backend
+
+
 class SecondDerivativeError(UnsupportedGradientError):
     """A gradient of a gradient."""
 

@@ -43,6 +43,7 @@ def flex_attention(
     kernel_options: Mapping[str, Any] | None = None,
     *,
     return_aux: torch_flex.AuxRequest | None = None,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(score_mod(scale * query key^T), over the keys that block_mask shows) value.
 
@@ -57,6 +58,7 @@ def flex_attention(
         kernel_options: torch's keys: block sizes, num_warps and num_stages set the schedule, BACKEND may be
             "AUTO" or "TRITON", promises and preferences are accepted and change nothing.
         return_aux: (output, AuxOutput) with the lse and the largest score [B, Hq, L] that it asks for.
+        deterministic: the output and all gradients are the same in every run, bit for bit.
 
     Raises:
         AttnEngineError: one subclass per mistake (see `attn_engine.errors`); TraceErrors show the user's line.
@@ -69,7 +71,7 @@ def flex_attention(
         raise ArgumentError("return_lse and return_aux exclude each other: pass return_aux=AuxRequest(lse=True)")
     options = read_kernel_options(kernel_options)
     definition = Definition(score_mod=score_mod, mask_mod=_mask(block_mask, query, key))
-    attention = shared_attention(definition, options.backend, options)
+    attention = shared_attention(definition, options.backend, options, deterministic)
     aux = return_aux or AuxRequest(lse=return_lse)
     results = attention.rows(query, key, value, scale=scale, return_lse=aux.lse, return_max=aux.max_scores)
     if return_lse:

@@ -15,6 +15,9 @@ ATTN_LOWERING = (
 )
 """Row functions to loops; arithmetic in the form that kernels want."""
 
+DETERMINISTIC = ("tile-fix-sums",)
+"""Right after the conversion to kernels, where results must be the same in every run."""
+
 TILE_CLEANUP = ("attn-simplify", "tile-hoist", "attn-simplify", "tile-verify-lowered")
 """After the conversion to kernels."""
 

@@ -32,6 +32,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "attn-simplify": _lazy("passes.attn_simplify", "AttnSimplifyPass"),  # type: ignore[dict-item]
     "convert-attn-to-tile": _lazy("passes.convert_attn_to_tile", "ConvertAttnToTilePass"),  # type: ignore[dict-item]
     "tile-assign-memory": _lazy("passes.tile_assign_memory", "TileAssignMemoryPass"),  # type: ignore[dict-item]
+    "tile-fix-sums": _lazy("passes.tile_fix_sums", "TileFixSumsPass"),  # type: ignore[dict-item]
     "tile-hoist": _lazy("passes.tile_hoist", "TileHoistPass"),  # type: ignore[dict-item]
     "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]

@@ -116,6 +116,9 @@ from attn_engine.dialects.tile_memory import (
     AtomicAddOp as AtomicAddOp,
 )
 from attn_engine.dialects.tile_memory import (
+    AtomicMaxOp as AtomicMaxOp,
+)
+from attn_engine.dialects.tile_memory import (
     GatherOp as GatherOp,
 )
 from attn_engine.dialects.tile_memory import (
@@ -146,6 +149,7 @@ Tile = Dialect(
         AddDiagonalsOp,
         AllocOp,
         AtomicAddOp,
+        AtomicMaxOp,
         ConcatOp,
         DimOp,
         DotOp,

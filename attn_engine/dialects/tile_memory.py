@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import (
     f32,
     i1,
     i32,
+    i64,
 )
 from xdsl.ir import (
     Attribute,
@@ -205,7 +206,10 @@ class StoreOp(WriteAccess):
 
 @irdl_op_definition
 class AtomicAddOp(WriteAccess):
-    """Adds a tile (or one element) to global memory, each element atomically, in no particular order."""
+    """Adds a tile (or one element) to global memory, each element atomically, in no particular order.
+
+    Floats are f32; sums of i64 are the same in every order.
+    """
 
     name = "tile.atomic_add"
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
@@ -213,8 +217,28 @@ class AtomicAddOp(WriteAccess):
 
     def verify_(self) -> None:
         check_access(self, self.target, self.value.type)
-        if element_of(self.value) != f32 or element_of(self.target) != f32:
-            raise VerifyException("atomic_add is on f32")
+        types = {element_of(self.value), element_of(self.target)}
+        if types not in ({f32}, {i64}):
+            raise VerifyException("atomic_add is on f32 or i64")
+
+
+@irdl_op_definition
+class AtomicMaxOp(WriteAccess):
+    """Raises one element of global memory to a number that is larger, atomically: f32, neither negative nor NaN.
+
+    ```
+    tile.atomic_max %size, %peak[%c0] dims [] : f32, !tile.global<1 x f32>
+    ```
+    """
+
+    name = "tile.atomic_max"
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(MemoryWriteEffect(), MemoryReadEffect())
+
+    def verify_(self) -> None:
+        check_access(self, self.target, self.value.type)
+        if self.value.type != f32:
+            raise VerifyException(f"atomic_max is of one f32, got {self.value.type}")
 
 
 def parse_access(parser: Parser):

@@ -187,6 +187,15 @@ def _add_diagonals(machine: Machine, op: tile.AddDiagonalsOp) -> Sequence[Tensor
     return []
 
 
+def _atomic_max(machine: Machine, op: tile.AtomicMaxOp) -> Sequence[Tensor]:
+    memory, value = machine.values[op.target], machine.values[op.value]
+    access = tile_memory.window(op, memory, value.shape, machine.ints(op.indices), machine.ints(op.limits))
+    assert access is not None
+    element = access.of(memory)
+    element.copy_(torch.maximum(element, value.to(element.dtype)))
+    return []
+
+
 def _signal(machine: Machine, op: SignalOp) -> Sequence[Tensor]:
     machine.values[op.flags][tuple(machine.ints(op.indices))] = 1
     return []
@@ -334,6 +343,7 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     StoreBlockOp: tile_block.store_block,
     tile.AtomicAddOp: _atomic_add,
     tile.AddDiagonalsOp: _add_diagonals,
+    tile.AtomicMaxOp: _atomic_max,
     tile.GatherOp: _gather,
     tile.ScatterAddOp: _scatter_add,
     tile.MapOp: _map,

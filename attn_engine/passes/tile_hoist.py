@@ -16,7 +16,7 @@ from attn_engine.dialects import tile
 
 def _written(kernel: Operation) -> set[SSAValue]:
     """The globals that a kernel writes: a read of one of them stays where it is."""
-    writes = (tile.StoreOp, tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
+    writes = (tile.StoreOp, tile.AtomicAddOp, tile.AtomicMaxOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
     return {op.target for op in kernel.walk() if isinstance(op, writes)}
 
 

@@ -94,6 +94,7 @@ class Attention(Inspection):
     backend: str | None = None
     options: KernelOptions = field(default_factory=KernelOptions)
     tuner: Tuner | None = None
+    deterministic: bool = False
     _memory: Memory = field(default_factory=Memory, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -246,7 +247,8 @@ class Attention(Inspection):
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
         pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
-        request = Request(wrt, target.backend, way.schedule, known.positive_scale, known.covered, multiple, descriptors)
+        facts = (known.positive_scale, known.covered, multiple, descriptors, self.deterministic)
+        request = Request(wrt, target.backend, way.schedule, *facts)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)
@@ -281,6 +283,7 @@ def compile(
     key_mod: UserFunction | None = None,
     value_mod: UserFunction | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
 ) -> Attention:
     """An attention from its functions, without shapes.
 
@@ -291,8 +294,10 @@ def compile(
         query_mod, key_mod, value_mod: (x) or (x, b, h, position, channel), elementwise; they may reduce over the
             channels of the row, and read x[i] at another channel i.
         backend: by default cpu on a CPU and triton on a GPU, on Hopper gluon where it is predicted to be faster.
+        deterministic: results and gradients, those of captured tensors too, are the same in every run, bit for bit.
     """
-    return Attention(Definition(score_mod, mask_mod, row, query_mod, key_mod, value_mod), backend=backend)
+    definition = Definition(score_mod, mask_mod, row, query_mod, key_mod, value_mod)
+    return Attention(definition, backend=backend, deterministic=deterministic)
 
 
 @_NOT_COMPILED
@@ -309,6 +314,7 @@ def attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     backend: str | None = None,
+    deterministic: bool = False,
 ) -> Any:
     """o = row(score_mod(scale * q k^T), over the keys that mask_mod shows) v, in one call.
 
@@ -316,18 +322,20 @@ def attention(
     1 / sqrt(head dim) by default. What was compiled is found again by what the functions are.
     """
     definition = Definition(score_mod, mask_mod, row)
-    shared = shared_attention(definition, backend)
+    shared = shared_attention(definition, backend, deterministic=deterministic)
     return shared(q, k, v, scale=scale, return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
 
 
 _SHARED: dict[object, Memory] = {}
 
 
-def shared_attention(definition: Definition, backend: str | None, options: KernelOptions | None = None) -> Attention:
+def shared_attention(
+    definition: Definition, backend: str | None, options: KernelOptions | None = None, deterministic: bool = False
+) -> Attention:
     """An `Attention` that shares its compilations with all that have the same definition, if that can be told."""
-    options = options or KernelOptions()
+    own = Attention(definition, backend, options or KernelOptions(), deterministic=deterministic)
     identity = definition_key(definition)
     if identity is None:
-        return Attention(definition, backend, options)
-    memory = _SHARED.setdefault((identity, backend, options), Memory())
-    return Attention(definition, backend, options, _memory=memory)
+        return own
+    memory = _SHARED.setdefault((identity, backend, own.options, deterministic), Memory())
+    return replace(own, _memory=memory)

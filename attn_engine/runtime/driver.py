@@ -22,7 +22,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from attn_engine import pipelines
 from attn_engine.backends.backend import Backend, Level, Plan, get_backend
 from attn_engine.dialects import attn, tile
-from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.errors import AsyncUnsupportedError, NondeterministicError
 from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
 from attn_engine.runtime.env import settings
@@ -118,15 +118,23 @@ def _kinds(module: ModuleOp) -> list[Kind]:
 
 def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = False) -> ModuleOp:
     """Kernels and plans at the level that the backend takes; `module` is consumed. `fused` gradients have one kernel."""
+    if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
+        raise NondeterministicError(backend.name)
     flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
     flags |= {"one_loop": backend.one_loop, "fused": fused}
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
-    flags["diagonals"] = backend.sums_diagonals
+    flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)
     convert = convert_spec(request.schedule, flags, backend.channels)
-    run_passes(module, (convert, *pipelines.TILE_CLEANUP, *backend.pipeline))
+    ordered = pipelines.DETERMINISTIC if request.deterministic else ()
+    run_passes(module, (convert, *ordered, *pipelines.TILE_CLEANUP, *backend.pipeline))
     return module
+
+
+def _sums_captures(module: ModuleOp) -> bool:
+    """Whether programs add to gradients together."""
+    return any(isinstance(o, attn.BackwardOp) and bool(o.grad_captures) for o in module.walk())
 
 
 _REASON = "plain"
@@ -187,6 +195,8 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
     if not backend.gradients:
         return plain()
+    if request.deterministic and gradients.grad_captures:
+        return plain("gradients of captured tensors in a fixed order")
     apart = partial(_gradients, function, gradients, request, backend, plain)
     if request.deterministic or not fuses(gradients):
         return apart()

@@ -37,6 +37,7 @@ class AttentionEngine:
         tune_file: JSON in which measured schedules are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bshd" (batch, positions, heads, channels) or "bhsd".
         backend: the backend to use; by default cpu on a CPU and triton on a GPU, on Hopper gluon where it is predicted to be faster.
+        deterministic: results and gradients, those of captured tensors too, are the same in every run, bit for bit.
 
     Raises:
         LayoutError, MetaMismatchError, MaskSizeError: for arguments that do not fit; tracing errors at the first call.
@@ -57,6 +58,7 @@ class AttentionEngine:
         tune_file: str = "",
         layout: str = "bshd",
         backend: str | None = None,
+        deterministic: bool = False,
     ):
         if layout not in ("bshd", "bhsd"):
             raise LayoutError(layout)
@@ -76,7 +78,7 @@ class AttentionEngine:
             bare_score=True,
         )
         tuner = Tuner(tune_file, measure=tune) if tune or tune_file else None
-        self.attention = Attention(definition, backend=backend, tuner=tuner)
+        self.attention = Attention(definition, backend=backend, tuner=tuner, deterministic=deterministic)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *custom: Tensor) -> Tensor:
         """o in the layout of q; q, k and v must have the shapes and dtypes of `qkv_meta`."""

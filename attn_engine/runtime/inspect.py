@@ -38,6 +38,7 @@ class Inspection:
     """The inspecting half of an `Attention`."""
 
     definition: Definition
+    deterministic: bool = False
 
     def ir(self, stage: str = "attn", view: View | None = None) -> str:
         """IR text: "traced" (as the functions were written), "attn" (analysed, in loops), "tile" (kernels and plans)."""
@@ -103,7 +104,8 @@ class Inspection:
         return driver.to_parts(lowered, self._request(view, schedule, backend))
 
     def _request(self, view: View, schedule: Schedule, backend: str) -> Request:
-        return Request(self._wrt(view), backend, schedule, positive_scale=True, covered=True)
+        facts = {"positive_scale": True, "covered": True, "deterministic": self.deterministic}
+        return Request(self._wrt(view), backend, schedule, **facts)
 
 
 def _told(found: Examination | None) -> str:

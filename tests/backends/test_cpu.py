@@ -158,6 +158,8 @@ STORES = {
       tile.atomic_add %k, %y[%c1, %c0, %c0, %c0] dims [2, 3] : tensor<4x4xf32>, G""",
     "atomic_scalar": """%k = arith.constant 1.0 : f32
       tile.atomic_add %k, %y[%c1, %c0, %i, %c0] dims [] : f32, G""",
+    "atomic_max": """%k = arith.sitofp %h : i32 to f32
+      tile.atomic_max %k, %y[%c1, %c0, %i, %c0] dims [] : f32, G""",
     "scalar": """%k = arith.sitofp %h : i32 to f32
       tile.store %k, %y[%b, %h, %i, %c1] dims [] : f32, G""",
     "read_then_write": """%u = tile.load %y[%b, %h, %i4, %c0] dims [2, 3] : G -> tensor<4x4xf32>

@@ -167,6 +167,27 @@ def test_scatter_and_atomic_add():
     assert (b != 0).all() and (c[3:] == 0).all() and (c[:3] != 0).all()
 
 
+def test_sums_of_integers_and_largest_numbers():
+    body = """
+  %p = tile.program_id 0
+  %x = tile.load %a[%p, %c0] dims [1] : !tile.global<2 x f32> -> tensor<8xf32>
+  %whole = tile.map (%x) axes [[0]] : (tensor<8xf32>) -> tensor<8xi64> {
+  ^bb0(%e: f32):
+    %many = arith.constant 1.0e12 : f32
+    %f = arith.mulf %e, %many : f32
+    %i = arith.fptosi %f : f32 to i64
+    tile.yield %i : i64
+  }
+  %at = arith.constant dense<1> : tensor<8xi64>
+  tile.scatter_add %whole, %b[%at] axes [[0]] : tensor<8xi64>, !tile.global<1 x i64>, tensor<8xi64>
+  %size = tile.reduce max %x, 0 : tensor<8xf32> -> f32
+  tile.atomic_max %size, %c[%c0] dims [] : f32, !tile.global<1 x f32>"""
+    text = program(body, {"a": G2, "b": "!tile.global<1 x i64>", "c": G1, "n": "i32"}, "%n")
+    a = torch.rand(8, 8)
+    _, b, c = both(text, a, torch.zeros(2, dtype=torch.int64), torch.zeros(1), 8)
+    assert b[0] == 0 and b[1] == (a * 1e12).long().sum() and c[0] == a.max()
+
+
 def test_carries_may_be_swapped_and_branches_merge():
     body = """
   %one = arith.constant 1 : i32

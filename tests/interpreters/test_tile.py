@@ -185,6 +185,19 @@ def test_scatter_and_atomic_add():
     assert y.tolist() == [4, 6, 4, 2, 2]
 
 
+def test_atomic_max():
+    y = torch.tensor([0.5, 7.0])
+    run(
+        """%pid = tile.program_id 0
+        %x = arith.sitofp %pid : i32 to f32
+        %one = arith.constant 1 : i32
+        tile.atomic_max %x, %y[%c0] dims [] : f32, !tile.global<1 x f32>
+        tile.atomic_max %x, %y[%one] dims [] : f32, !tile.global<1 x f32>""",
+        y, types="%y: !tile.global<1 x f32>", grid=4,
+    )  # fmt: skip
+    assert y.tolist() == [3, 7]
+
+
 def test_branches_and_loops_carry_tiles():
     y = torch.zeros(2)
     run(

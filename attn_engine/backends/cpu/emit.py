@@ -28,7 +28,7 @@ SUPPORT = (
     "at", "cast", "concat", "divsi", "dot", "extsi", "extui", "floordivsi", "full", "iota", "launch", "maxsi", "minsi",
     "product", "remsi", "select", "shrui", "sitofp", "tensor", "trunci", "unsigned", "wrap",
 )  # fmt: skip
-MEMORY = ("atomic_add", "load", "store")
+MEMORY = ("atomic_add", "atomic_max", "load", "store")
 GATHER = ("gather", "scatter_add")
 BUILTINS = ("abs", "float", "range", "torch")
 
@@ -55,7 +55,7 @@ def emit(module: ModuleOp) -> str:
 
 def _adds_to_memory(kernel: tile.KernelOp) -> bool:
     """Whether programs may add to one element, so that their order shows in the rounding of the sum."""
-    return any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) for op in kernel.walk())
+    return any(isinstance(op, tile.AtomicAddOp | tile.AtomicMaxOp | tile.ScatterAddOp) for op in kernel.walk())
 
 
 def _launch_printer(ordered: Set[str]) -> Launch:
@@ -158,7 +158,7 @@ def _side(printer: KernelPrinter, blocks: Sequence[Block], targets: Sequence[str
 # --- memory ------------------------------------------------------------------------------------
 
 
-def _access(printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, shape: str) -> str:
+def _access(printer: KernelPrinter, op: tile.LoadOp | tile.WriteAccess, shape: str) -> str:
     bounded = zip(tile.ints_of(op.bounded), printer.texts(op.limits), strict=True)
     limits = ", ".join(f"{axis}: {limit}" for axis, limit in bounded)
     dims = tuple_of([str(dim) for dim in tile.ints_of(op.dims)])
@@ -171,8 +171,8 @@ def _load(printer: KernelPrinter, op: tile.LoadOp) -> None:
     printer.assign(op, f"load(programs, {printer.names.of(op.source)}, {access}{fresh})")
 
 
-def _write(function: str) -> Callable[[KernelPrinter, tile.StoreOp | tile.AtomicAddOp], None]:
-    def rule(printer: KernelPrinter, op: tile.StoreOp | tile.AtomicAddOp) -> None:
+def _write(function: str) -> Callable[[KernelPrinter, tile.WriteAccess], None]:
+    def rule(printer: KernelPrinter, op: tile.WriteAccess) -> None:
         value, target = printer.texts([op.value, op.target])
         printer.writer.line(
             f"{function}(programs, {value}, {target}, {_access(printer, op, shape_text(op.value.type))})"
@@ -299,6 +299,7 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: _load,
     tile.StoreOp: _write("store"),
     tile.AtomicAddOp: _write("atomic_add"),
+    tile.AtomicMaxOp: _write("atomic_max"),
     tile.ScatterAddOp: _scatter_add,
     tile.MapOp: _map,
     tile.RangeOp: _range,

@@ -232,6 +232,28 @@ def atomic_add(
     _write(memory, places, valid.expand(*programs.shape, *valid.shape[2:]), value, accumulate=True)
 
 
+def atomic_max(
+    programs: Programs,
+    value: Scalar,
+    memory: Tensor,
+    shape: Sequence[int],
+    indices: Sequence[Scalar],
+    dims: Sequence[int],
+    limits: dict[int, Scalar],
+) -> None:
+    """Raises one element to the largest number of the active programs."""
+    value = _element(value, memory.dtype)
+    places, valid = _places(memory, shape, indices, dims, limits, programs.active)
+    full = broadcast(valid.shape, value.shape, programs.shape, *(p.shape for p in places))
+    mask = valid.expand(full)
+    flat = memory.view(-1)
+    index = sum(
+        (p.expand(full)[mask] * stride for p, stride in zip(places, memory.stride(), strict=True)),
+        torch.zeros((), dtype=torch.int64),
+    )
+    flat.scatter_reduce_(0, index, value.expand(full)[mask].to(memory.dtype), "amax")
+
+
 def _element(value: Scalar, dtype: torch.dtype) -> Tensor:
     return value if isinstance(value, Tensor) and value.ndim >= 2 else tensor(value, dtype).reshape(1, 1)
 

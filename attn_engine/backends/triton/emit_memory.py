@@ -16,7 +16,7 @@ from attn_engine.dialects.tile_types import DescriptorType
 
 
 def _place(
-    printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, memory: SSAValue, shape: Sequence[int]
+    printer: KernelPrinter, op: tile.LoadOp | tile.WriteAccess, memory: SSAValue, shape: Sequence[int]
 ) -> tuple[str, str]:
     """Prints the pointers and the mask of an access; returns the expressions that name them.
 
@@ -33,9 +33,7 @@ def _place(
     return " + ".join([origin, *steps]), _mask(printer, op, stem, shape)
 
 
-def _mask(
-    printer: KernelPrinter, op: tile.LoadOp | tile.StoreOp | tile.AtomicAddOp, stem: str, shape: Sequence[int]
-) -> str:
+def _mask(printer: KernelPrinter, op: tile.LoadOp | tile.WriteAccess, stem: str, shape: Sequence[int]) -> str:
     """The name of the mask, or nothing where the access is not bounded."""
     conditions: list[str] = []
     dims = tile.ints_of(op.dims)
@@ -70,6 +68,11 @@ def print_atomic_add(printer: KernelPrinter, op: tile.AtomicAddOp) -> None:
     place, mask = _place(printer, op, op.target, tile.shape_of(op.value))
     masked = f", mask={mask}" if mask else ""
     printer.writer.line(f'tl.atomic_add({place}, {printer.text(op.value)}{masked}, sem="relaxed")')
+
+
+def print_atomic_max(printer: KernelPrinter, op: tile.AtomicMaxOp) -> None:
+    place, _ = _place(printer, op, op.target, ())
+    printer.writer.line(f'tl.atomic_max({place}, {printer.text(op.value)}, sem="relaxed")')
 
 
 def print_gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
@@ -139,6 +142,7 @@ MEMORY_RULES: dict[type[Operation], Callable[..., None]] = {
     tile.LoadOp: print_load,
     tile.StoreOp: print_store,
     tile.AtomicAddOp: print_atomic_add,
+    tile.AtomicMaxOp: print_atomic_max,
     tile.GatherOp: print_gather,
     tile.ScatterAddOp: print_scatter_add,
     AwaitOp: print_await,
