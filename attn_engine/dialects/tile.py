@@ -82,6 +82,9 @@ from attn_engine.dialects.tile_compute import (
 from attn_engine.dialects.tile_compute import (
     TransposeOp as TransposeOp,
 )
+from attn_engine.dialects.tile_diagonal import (
+    AddDiagonalsOp as AddDiagonalsOp,
+)
 from attn_engine.dialects.tile_host import (
     AllocOp as AllocOp,
 )
@@ -105,9 +108,6 @@ from attn_engine.dialects.tile_host import (
 )
 from attn_engine.dialects.tile_host import (
     ProgramIdOp as ProgramIdOp,
-)
-from attn_engine.dialects.tile_diagonal import (
-    AddDiagonalsOp as AddDiagonalsOp,
 )
 from attn_engine.dialects.tile_memory import (
     Access as Access,
