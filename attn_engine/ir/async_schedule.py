@@ -13,6 +13,8 @@ WARPGROUP_THREADS = 128
 _WARPS = 4
 _WIDE = 128
 _HALF_BYTES = 2
+_VECTOR_BYTES = 8
+"""Of a position, besides the heads: numbers per row of scores."""
 _REGISTERS = {1: 240, 2: 240, 3: 160}
 _MOST_CONSUMERS = max(_REGISTERS)
 
@@ -91,9 +93,26 @@ class AsyncSchedule:
 
     def gradients(self, heads: Heads, kind: Kind, fused: bool = False) -> KernelSchedule | None:
         """The same for the kernel of dq, or of dk and dv, or of all three; None for heads that it has no blocks for."""
-        if max(padded(heads.qk), padded(heads.v)) > _WIDE or BYTES[heads.dtype] != BYTES["bf16"]:
+        if BYTES[heads.dtype] != BYTES["bf16"]:
             return None
+        if self.apart(heads):
+            return None if fused else self._wide_gradients(heads, kind)
         if kind is Kind.DQ:
             return KernelSchedule(self.block_m, self.gradient_block, _WARPS * self.consumers, self.dq_stages)
         stages = self.fused_stages if fused else self.dkdv_stages
         return KernelSchedule(self.gradient_block, self.block_m, _WARPS * self.consumers, stages)
+
+    @staticmethod
+    def apart(heads: Heads) -> bool:
+        """Whether dk and dv have kernels of their own: the registers of a consumer do not hold both sums."""
+        return max(padded(heads.qk), padded(heads.v)) > _WIDE
+
+    def _wide_gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
+        """As many positions a step, up to `gradient_block`, as leave room for two steps beside the owned blocks."""
+        size = heads.bytes_per_position
+        for step in (self.gradient_block, self.gradient_block // 2):
+            stages = (self.shared_bytes - self.block_m * size) // (step * (size + _VECTOR_BYTES))
+            if stages > 1 and max(padded(heads.qk), padded(heads.v)) <= 2 * _WIDE:
+                blocks = (self.block_m, step) if kind is Kind.DQ else (step, self.block_m)
+                return KernelSchedule(*blocks, _WARPS * self.consumers, stages)
+        return None

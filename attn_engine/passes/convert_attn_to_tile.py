@@ -60,6 +60,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Walk blocks that need no mask in the same loop as those that do, for targets that pipeline one loop of a kernel."""
     fused: bool = False
     """Find dq in the dk/dv kernel, by atomic additions in memory: fewer products, sums in no particular order."""
+    apart: bool = False
+    """Find dk and dv in kernels of their own, for heads so wide that registers do not hold the sums of both."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -87,5 +89,5 @@ class ConvertAttnToTilePass(ModulePass):
             return ForwardLowering(*options, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
         return BackwardLowering(
-            op, "backward", *kernels, self.pad, self.tf32, *shared, self.fused, diagonals=self.diagonals
+            op, "backward", *kernels, self.pad, self.tf32, *shared, self.fused, self.diagonals, self.apart
         ).run()

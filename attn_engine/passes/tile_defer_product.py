@@ -19,7 +19,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
 from attn_engine.passes.hopper.late import rounding_of
 from attn_engine.passes.hopper.pin import round_alone
-from attn_engine.passes.hopper.role_steps import chain, count_of, is_role_step, role_steps, sums
+from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps
 from attn_engine.passes.hopper.steps import kernels_at_async_level
 
 
@@ -183,5 +183,5 @@ class TileDeferProductPass(ModulePass):
         for signature in kernels_at_async_level(op, self.plan):
             for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
                 consumer = roles.bodies[0].block
-                if all(len(sums(body)) == 1 for body in role_steps(consumer)):
+                if has_one_sum(consumer):
                     defer(consumer)

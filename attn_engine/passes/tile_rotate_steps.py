@@ -16,7 +16,7 @@ from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, B
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, extend_for, yield_more, yields
-from attn_engine.passes.hopper.role_steps import chain, count_of, is_role_step, role_steps, sums
+from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps
 from attn_engine.passes.hopper.steps import kernels_at_async_level
 
 
@@ -141,8 +141,9 @@ def _copies(body: Block) -> list[BarrierExpectOp]:
 class TileRotateStepsPass(ModulePass):
     """Starts the first product of the next step behind the last ones of a step, so that the wait for those is not idle.
 
-    For steps with several sums; those with one have `tile-defer-product`, which costs fewer instructions. The result of the product is carried to the next step. Behind the last step a product on a block that nothing needs runs: the producer
-    copies one block more, from the start of the tensor.
+    For steps with several sums, or in loops of loops; others have `tile-defer-product`, which costs fewer instructions.
+    The result of the product is carried to the next step. Behind the last step a product on a block that nothing needs
+    runs: the producer copies one block more, from the start of the tensor.
 
     ```
     scf.for ... { wait full; %xp = dot(k, q[i]); %x = wait 0, %xp; ...; %dkp = dot(...); %dk = wait 0, %dkp; release }
@@ -167,6 +168,6 @@ class TileRotateStepsPass(ModulePass):
         for signature in kernels_at_async_level(op, self.plan):
             for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
                 consumer, producer = (region.block for region in roles.bodies)
-                if all(len(sums(body)) > 1 for body in role_steps(consumer)):
+                if not has_one_sum(consumer):
                     _consumer(consumer)
                     _producer(producer)

@@ -26,7 +26,7 @@ from attn_engine.errors import AsyncUnsupportedError, NondeterministicError
 from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
 from attn_engine.runtime.env import settings
-from attn_engine.runtime.schedules import convert_spec, with_gradients
+from attn_engine.runtime.schedules import apart, convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
 
 
@@ -116,12 +116,15 @@ def _kinds(module: ModuleOp) -> list[Kind]:
     return [kind for kind in Kind if (kind is not Kind.FORWARD) in backward]
 
 
-def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = False) -> ModuleOp:
-    """Kernels and plans at the level that the backend takes; `module` is consumed. `fused` gradients have one kernel."""
+def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = False, apart: bool = False) -> ModuleOp:
+    """Kernels and plans at the level that the backend takes; `module` is consumed.
+
+    `fused` gradients have one kernel; those of keys and values are `apart` if they have one each.
+    """
     if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
         raise NondeterministicError(backend.name)
     flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
-    flags |= {"one_loop": backend.one_loop, "fused": fused}
+    flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
@@ -197,12 +200,12 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return plain()
     if request.deterministic and gradients.grad_captures:
         return plain("gradients of captured tensors in a fixed order")
-    apart = partial(_gradients, function, gradients, request, backend, plain)
+    ordered = partial(_gradients, function, gradients, request, backend, plain)
     if request.deterministic or not fuses(gradients):
-        return apart()
+        return ordered()
 
     def without(reason: str = "") -> Part:
-        return apart()
+        return ordered()
 
     return _gradients(function, gradients, request, backend, without, fused=True)
 
@@ -219,7 +222,7 @@ def _gradients(
     own = replace(request, schedule=with_gradients(request.schedule, op, fused))
     way = replace(backend, pipeline=backend.gradients)
     try:
-        return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused), otherwise)
+        return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused, apart(op)), otherwise)
     except AsyncUnsupportedError as error:
         return otherwise(error.reason)
 

@@ -96,10 +96,18 @@ def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
 
 def with_gradients(schedule: Schedule, op: attn.BackwardOp, fused: bool = False) -> Schedule:
     """With the blocks that kernels of gradients have at the async level."""
-    own = AsyncSchedule()
-    heads = Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
+    own, heads = AsyncSchedule(), _heads(op)
     dq, dkdv = own.gradients(heads, Kind.DQ), own.gradients(heads, Kind.DKDV, fused)
     return replace(schedule, dq=dq or schedule.dq, dkdv=dkdv or schedule.dkdv)
+
+
+def apart(op: attn.BackwardOp) -> bool:
+    """Whether kernels of gradients at the async level find dk and dv apart."""
+    return AsyncSchedule.apart(_heads(op))
+
+
+def _heads(op: attn.BackwardOp) -> Heads:
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
 
 
 def heads_of(module: ModuleOp) -> Heads:

@@ -1,11 +1,11 @@
-"""Gradients of captures score by score at the async level, under random schedules: as at the value level."""
+"""Gradients of captures score by score, and of wide heads, at the async level, under random schedules: as at the value level."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from attn_engine import pipelines
+from attn_engine import library, pipelines
 from attn_engine.backends.gluon.legalize import GRADIENTS
 from attn_engine.dialects import tile as dialect
 from attn_engine.frontend import Definition, build
@@ -23,19 +23,38 @@ DEFINITIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_as_at_the_value_level(name: str):
-    traced = build(DEFINITIONS[name], dtype=torch.float16, head_dim=D, head_dim_v=D, return_lse=True)
-    module = driver.to_attn(traced.module, ("q", "k", "v", "0"))
-    convert = "convert-attn-to-tile{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2 diagonals=true}"
+def compiled(definition: Definition, wrt: tuple[str, ...], option: str) -> Compiled:
+    traced = build(definition, dtype=torch.float16, head_dim=D, head_dim_v=D, return_lse=True)
+    module = driver.to_attn(traced.module, wrt)
+    convert = f"convert-attn-to-tile{{forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2 {option}=true}}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     scheduled = module.clone()
     driver.run_passes(scheduled, GRADIENTS)
-    assert any(isinstance(op, dialect.AddDiagonalsOp) for op in scheduled.walk())
-    given = problem(Compiled(module, scheduled, list(traced.captures)), (1, 2, 1), SIZES)
+    return Compiled(module, scheduled, list(traced.captures))
+
+
+def check(made: Compiled) -> None:
+    module, scheduled = made.value, made.scheduled
+    given = problem(made, (1, 2, 1), SIZES)
     want = given.gradients(tile.run_plan, module)
     assert all(torch.isfinite(w).all() for w in want)
     for seed in range(2):
         got = given.gradients(tile_async.run_plan, scheduled, seed=seed)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_distances(name: str):
+    made = compiled(DEFINITIONS[name], ("q", "k", "v", "0"), "diagonals")
+    assert any(isinstance(op, dialect.AddDiagonalsOp) for op in made.scheduled.walk())
+    check(made)
+
+
+@pytest.mark.parametrize("definition", [Definition(), Definition(mask_mod=library.causal)], ids=["full", "causal"])
+def test_keys_and_values_apart(definition: Definition):
+    """One loop in another, with one sum a step."""
+    made = compiled(definition, ("q", "k", "v"), "apart")
+    kernels = {op.sym_name.data for op in made.scheduled.ops if isinstance(op, dialect.KernelOp)}
+    assert {"backward_dq", "backward_dk", "backward_dv"} <= kernels
+    check(made)

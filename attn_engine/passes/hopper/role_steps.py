@@ -42,3 +42,10 @@ def role_steps(role: Block) -> list[Block]:
 def sums(body: Block) -> list[AsyncDotOp]:
     """The products of a step that are added to what steps before have left."""
     return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.acc, BlockArgument)]
+
+
+def has_one_sum(role: Block) -> bool:
+    """Whether all steps have one sum, in loops that stand in the role itself: one loop goes on where another ends."""
+    bodies = role_steps(role)
+    loops = list(role.ops)
+    return all(len(sums(body)) == 1 and body.parent_op() in loops for body in bodies)

@@ -6,7 +6,8 @@ a program owns its keys (dk/dv); one with both with dq: summed along diagonals f
 positions through their distance alone, else element by element.
 
 Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
-seven. Captures that the dq kernel owns keep the two kernels apart.
+seven; captures whose index has no query are found with them, others keep the two kernels apart. Heads so wide that
+registers do not hold the sums of both have dk and dv apart too.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class BackwardLowering:
     one_loop: bool = False
     fused: bool = False
     diagonals: bool = False
+    apart: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -61,10 +63,10 @@ class BackwardLowering:
         mods.before()
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
-        by_key = [n for n, axes in owned.items() if "kv" in axes and "q" not in axes]
-        by_query = [n for n, axes in owned.items() if "kv" not in axes]
-        by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
         sums = QuerySums(op, operands) if self.fused and fuses(op) else None
+        by_key = [n for n, axes in owned.items() if "q" not in axes and ("kv" in axes or sums is not None)]
+        by_query = [n for n, axes in owned.items() if "kv" not in axes and n not in by_key]
+        by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
         if sums is None and (operands.leads("dq") or by_query or by_both):
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
@@ -73,11 +75,13 @@ class BackwardLowering:
             QueryGradients(op, operands, kernel, vectors, by_query, scattered, diagonals).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
             self.kernels += [sums.finish(f"{self.name}_distances{n}") for n, sums in diagonals.items()]
-        if operands.leads("dk") or operands.leads("dv") or by_key:
-            kernel = Kernel(f"{self.name}_dkdv", plan, self.dkdv)
-            blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
-            KeyGradients(op, operands, kernel, vectors, by_key, sums).build()
-            self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
+        for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
+            carried = by_key if "dk" in only else []
+            if carried or any(operands.leads(name) for name in only):
+                kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv)
+                blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
+                KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only).build()
+                self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
         if sums is not None:
             self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
@@ -133,6 +137,6 @@ class BackwardLowering:
 
 
 def fuses(op: attn.BackwardOp) -> bool:
-    """Whether the dk/dv kernel can find dq too: there are such gradients, and no capture that the dq kernel owns."""
-    by_key = all("kv" in axes and "q" not in axes for axes in capture_axes(op))
+    """Whether the dk/dv kernel can find dq too: there are such gradients, and none of a capture with an index of queries."""
+    by_key = all("q" not in axes for axes in capture_axes(op))
     return by_key and op.dq is not None and (op.dk is not None or op.dv is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -24,7 +24,10 @@ from attn_engine.passes.simplify_rule import predicate_of
 
 @dataclass
 class KeyGradients:
-    """`carried` are the contributions of a key, summed over the queries of one head; `query_sums` where dq is added up."""
+    """`carried` are the contributions of a key, summed over the queries of one head; `query_sums` where dq is added up.
+
+    `only` are the gradients that this kernel finds.
+    """
 
     op: attn.BackwardOp
     operands: Operands
@@ -32,6 +35,10 @@ class KeyGradients:
     vectors: list[SSAValue]
     carried: list[int]
     query_sums: QuerySums | None = None
+    only: Sequence[str] = ("dk", "dv")
+
+    def _finds(self, name: str) -> bool:
+        return name in self.only and self.frame.leads(name)
 
     def build(self) -> None:
         kernel, scope, operands, op = self.kernel, self.kernel.scope, self.operands, self.op
@@ -45,9 +52,9 @@ class KeyGradients:
         v = frame.rows(scope, "v", hk, n0, n, operands.vo, frame.skv)
         self.v = frame.modified(scope, v, op.value_mod, hk, n0, frame.skv, operands.vo)
         sums: list[SSAValue] = []
-        if frame.leads("dk"):
+        if self._finds("dk"):
             sums.append(scope.splat([n, operands.qk.tile], 0.0, "dk"))
-        if frame.leads("dv"):
+        if self._finds("dv"):
             sums.append(scope.splat([n, operands.vo.tile], 0.0, "dv"))
         group = kernel.take(operands.group)
         outer, body, member, inside = loop(scope, 0, group, 1, sums, "g")
@@ -55,7 +62,7 @@ class KeyGradients:
         frame.h = body.add(arith.AddiOp(h, member), "h").result
         close(body, self._head(body, inside))
         frame.h = hk
-        results = dict(zip([name for name in ("dk", "dv") if frame.leads(name)], outer.results, strict=True))
+        results = dict(zip([name for name in ("dk", "dv") if self._finds(name)], outer.results, strict=True))
         self._store(scope, results, k, v)
 
     def _head(self, scope: Scope, sums: list[SSAValue]) -> list[SSAValue]:
@@ -90,13 +97,13 @@ class KeyGradients:
             for c, old in zip(self.carried, inside, strict=False)
         ]
         operand_of = {"dk": dx, "dv": p}
-        names = [n for n in operand_of if frame.leads(n) or (n == "dk" and self.query_sums is not None)]
+        names = [n for n in operand_of if self._finds(n) or (n == "dk" and self.query_sums is not None)]
         wanted += [cast(program, operand_of[n], operands.element) for n in names]
         program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
         factors = {n: spread(scope, f, frame.shape) for n, f in zip(names, found[count:], strict=True)}
-        sums = [n for n in names if frame.leads(n)]
+        sums = [n for n in names if self._finds(n)]
         for name, old in zip(sums, inside[count:], strict=True):
             new.append(frame.dot(scope, factors[name], q if name == "dk" else d_o, old, name))
         if self.query_sums is not None:
