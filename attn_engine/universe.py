@@ -37,6 +37,8 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-verify-lowered": _lazy("passes.tile_verify_lowered", "TileVerifyLoweredPass"),  # type: ignore[dict-item]
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
     "tilelang-bounds": _lazy("backends.tilelang.legalize", "TilelangBoundsPass"),  # type: ignore[dict-item]
+    "tilelang-copies": _lazy("backends.tilelang.copies", "TilelangCopiesPass"),  # type: ignore[dict-item]
+    "tilelang-overlap": _lazy("backends.tilelang.overlap", "TilelangOverlapPass"),  # type: ignore[dict-item]
     "tilelang-nest-scalars": _lazy("backends.tilelang.loops", "TilelangNestScalarsPass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "hip-transpose": _lazy("backends.hip.legalize", "HipTransposePass"),  # type: ignore[dict-item]

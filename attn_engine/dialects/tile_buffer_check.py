@@ -45,7 +45,7 @@ def reads(op: Operation) -> list[SSAValue]:
         case CopyOutOp() | BufferAtomicAddOp():
             return [op.value]
         case GemmOp():
-            return [op.a, op.b, op.acc]
+            return [op.a, op.b, *([op.acc] if op.clear is None else [])]
         case BufferMapOp() | BufferScatterAddOp():
             return _buffers(op.inputs)
         case BufferReduceOp() | BufferScanOp() | BufferTotalOp():

@@ -43,6 +43,8 @@ class SplitAttr(EnumAttribute[Split]):
 class GemmOp(IRDLOperation):
     """acc += a @ b, in place, in f32; `transpose_a` and `transpose_b` read an operand as its transpose.
 
+    With `clear`, acc = a @ b.
+
     The accumulator is a fragment, the operands are in shared memory or fragments. `split` says how warps share the
     accumulator where its layout does not.
 
@@ -58,12 +60,13 @@ class GemmOp(IRDLOperation):
     acc = operand_def(BufferType)
     transpose_a = opt_prop_def(UnitAttr)
     transpose_b = opt_prop_def(UnitAttr)
+    clear = opt_prop_def(UnitAttr)
     precision = prop_def(tile.PrecisionAttr)
     split = opt_prop_def(SplitAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = (
-        "$a `,` $b `,` $acc (`transpose_a` $transpose_a^)? (`transpose_b` $transpose_b^)? $precision (`split` $split^)?"
-        " attr-dict `:` type($a) `,` type($b) `,` type($acc)"
+        "$a `,` $b `,` $acc (`transpose_a` $transpose_a^)? (`transpose_b` $transpose_b^)? (`clear` $clear^)?"
+        " $precision (`split` $split^)? attr-dict `:` type($a) `,` type($b) `,` type($acc)"
     )
 
     def __init__(
@@ -74,6 +77,7 @@ class GemmOp(IRDLOperation):
         *,
         transpose_a: bool = False,
         transpose_b: bool = False,
+        clear: bool = False,
         precision: tile.Precision = tile.Precision.IEEE,
         split: Split | None = None,
     ):
@@ -82,6 +86,7 @@ class GemmOp(IRDLOperation):
             properties={
                 "transpose_a": UnitAttr() if transpose_a else None,
                 "transpose_b": UnitAttr() if transpose_b else None,
+                "clear": UnitAttr() if clear else None,
                 "precision": tile.PrecisionAttr(precision),
                 "split": SplitAttr(split) if split is not None else None,
             },

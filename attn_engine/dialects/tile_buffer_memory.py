@@ -217,7 +217,9 @@ class CopyInOp(IRDLOperation):
         parser.parse_punctuation(":")
         memory = parser.resolve_operand(source, parser.parse_type())
         parser.parse_punctuation(",")
-        return cls(memory, indices, dims, parser.resolve_operand(target, parser.parse_type()), limits)
+        op = cls(memory, indices, dims, parser.resolve_operand(target, parser.parse_type()), limits)
+        op.attributes.update(attributes)
+        return op
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -244,6 +246,7 @@ class CopyOutOp(tile.WriteAccess):
     ```
     """
 
+        attributes = parser.parse_optional_attr_dict()
     name = "tile.copy_out"
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
@@ -255,6 +258,7 @@ class CopyOutOp(tile.WriteAccess):
 @irdl_op_definition
 class BufferAtomicAddOp(tile.WriteAccess):
     """Adds a fragment to global memory, each element atomically, in no particular order.
+        printer.print_op_attributes(self.attributes)
 
     ```
     tile.buffer_atomic_add %dq, %out[%b, %h, %q0, %c0] dims [2, 3] bounded [0] limits(%sq)

@@ -175,10 +175,13 @@ class WriteAccess(IRDLOperation):
         parser.parse_punctuation(",")
         target = parser.parse_unresolved_operand()
         indices, dims, limits = parse_access(parser)
+        attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         tensor = parser.resolve_operand(value, parser.parse_type())
         parser.parse_punctuation(",")
-        return cls(tensor, parser.resolve_operand(target, parser.parse_type()), indices, dims, limits)
+        op = cls(tensor, parser.resolve_operand(target, parser.parse_type()), indices, dims, limits)
+        op.attributes.update(attributes)
+        return op
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -186,6 +189,7 @@ class WriteAccess(IRDLOperation):
         printer.print_string(", ")
         printer.print_operand(self.target)
         print_access(printer, self)
+        printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         printer.print_attribute(self.value.type)
         printer.print_string(", ")

@@ -20,6 +20,7 @@ from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_async_view import SlotOp
 from attn_engine.dialects.tile_buffer_check import reads, writes
+from attn_engine.dialects.tile_buffer_pending import WaitProductsOp
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
 from attn_engine.errors import AttnEngineError
 from attn_engine.interpreters import tile_memory
@@ -168,7 +169,12 @@ def _gemm(machine: BufferMachine, op: compute.GemmOp) -> Result:
     a, b, acc = machine.get([op.a, op.b, op.acc])
     a = a.T if op.transpose_a is not None else a
     b = b.T if op.transpose_b is not None else b
-    acc += a.to(acc.dtype) @ b.to(acc.dtype)
+    product = a.to(acc.dtype) @ b.to(acc.dtype)
+    acc.copy_(product if op.clear is not None else acc + product)
+    return []
+
+
+def _wait_products(machine: BufferMachine, op: WaitProductsOp) -> Result:
     return []
 
 
@@ -241,3 +247,4 @@ _RULES: dict[type[Operation], Callable[..., Result]] = {
     compute.BufferScatterAddOp: _scatter_add,
     compute.BufferTotalOp: _total,
 }
+    WaitProductsOp: _wait_products,

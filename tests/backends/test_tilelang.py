@@ -14,6 +14,7 @@ from xdsl.parser import Parser
 
 from attn_engine.backends.backend import get_backend
 from attn_engine.backends.tilelang.build import check
+from attn_engine.backends.tilelang.copies import TilelangCopiesPass
 from attn_engine.backends.tilelang.legalize import TilelangBoundsPass
 from attn_engine.errors import UnsupportedOpError
 from attn_engine.universe import make_context
@@ -32,7 +33,8 @@ TEXTS = {torch.float16: SOURCE, torch.float32: SOURCE_F32}
 def legalized(text: str) -> ModuleOp:
     context = make_context()
     module = Parser(context, text).parse_module()
-    TilelangBoundsPass().apply(context, module)
+    for step in (TilelangBoundsPass(), TilelangCopiesPass()):
+        step.apply(context, module)
     module.verify()
     return module
 

@@ -15,7 +15,7 @@ import tilelang
 import tilelang.cpu.language as _T
 import torch
 from tilelang.cpu.language import *  # noqa: F403
-from tilelang.language import GemmWarpPolicy  # noqa: F401
+from tilelang.language import WSID, GemmWarpPolicy, ws_op  # noqa: F401
 
 from attn_engine.backends.backend import Plan
 from attn_engine.backends.tilelang.build import load, plans_of
@@ -40,11 +40,15 @@ def alloc_fragment(shape, dtype):
     return _T.alloc_local(shape, dtype)
 
 
-def Parallel(*extents):
+def fill(target, value, annotations=None):
+    return _T.fill(target, value)
+
+
+def Parallel(*extents, annotations=None):
     return _T.grid(*extents) if len(extents) > 1 else _T.serial(*extents)
 
 
-def Pipelined(trips, num_stages=0):
+def Pipelined(trips, num_stages=0, annotations=None):
     return _T.serial(trips)
 
 
@@ -53,12 +57,12 @@ def abs(x):
     return _T.Select(x < 0, x * -1, x)
 
 
-def copy(source, target, disable_tma=False):
+def copy(source, target, disable_tma=False, annotations=None):
     return _T.copy(source, target)
 
 
-def gemm(a, b, c, transpose_A=False, transpose_B=False, policy=None):
-    return _T.gemm(a, b, c, transpose_A, transpose_B)
+def gemm(a, b, c, transpose_A=False, transpose_B=False, policy=None, clear_accum=False, annotations=None):
+    return _T.gemm(a, b, c, transpose_A, transpose_B, clear_accum=clear_accum)
 
 
 def _reduce(start, combine):
@@ -84,7 +88,7 @@ def _reduce(start, combine):
         for j in _T.serial(reduced):
             target[0] = combine(target[0], source[j])
 
-    def reduce(source, target, dim, clear):
+    def reduce(source, target, dim, clear, annotations=None):
         assert clear
         form = vector if len(source.shape) == 1 else (columns, rows)[dim]
         return form(source, target, *source.shape)

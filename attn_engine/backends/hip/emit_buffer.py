@@ -110,6 +110,8 @@ def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
     a, b, acc = printer.texts([op.a, op.b, op.acc])
     shape = memory.buffer_type(op.a).get_shape()
     depth = shape[0] if op.transpose_a is not None else shape[1]
+    if op.clear is not None:
+        raise UnsupportedOpError("tile.gemm clear", types.BACKEND_NAME)
     left = f"attn::transposed({a})" if op.transpose_a is not None else a
     right = f"attn::transposed({b})" if op.transpose_b is not None else b
     sizes = ", ".join(map(str, (*_layout(op.acc).instruction, depth)))

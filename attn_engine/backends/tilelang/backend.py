@@ -11,6 +11,8 @@ BACKEND = Backend(
         'tile-expand-math{keep="math.erf"}',
         "tile-assign-memory{one_pipeline=true}",
         "tilelang-bounds",
+        "tilelang-copies",
+        "tilelang-overlap",
         "tilelang-nest-scalars",
     ),
     emit=emit,

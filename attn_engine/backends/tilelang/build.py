@@ -30,7 +30,7 @@ def lower(source: str, arch: str) -> dict[str, str]:
     from tilelang import tvm
 
     module: Any = load(source)
-    module.CUDA = not arch.startswith("gfx")
+    module.CUDA, module.HOPPER = not arch.startswith("gfx"), arch.startswith("sm_90")
     language: Any = tvm
     compiler: Any = tilelang
     gpu = {"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch}

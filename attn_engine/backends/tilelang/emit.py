@@ -8,8 +8,8 @@ strides in 64 bits. The grid is one axis, from which a program decodes its place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, f32
@@ -18,8 +18,20 @@ from xdsl.ir import Block, Operation, SSAValue
 from attn_engine.backends.code_writer import CodeWriter, find_rule
 from attn_engine.backends.plan_python import print_plan
 from attn_engine.backends.tilelang import types
+from attn_engine.backends.tilelang.copies import REGISTERS
 from attn_engine.backends.tilelang.emit_copy import COPY_RULES
-from attn_engine.backends.tilelang.emit_scalar import SCALAR_RULES
+from attn_engine.backends.tilelang.emit_overlap import (
+    PLACE,
+    PRODUCT,
+    name_statements,
+    print_facts,
+    print_schedule,
+    print_wait,
+    registers_of,
+    statements,
+)
+from attn_engine.backends.tilelang.emit_scalar import SCALAR_RULES, print_kept
+from attn_engine.backends.tilelang.overlap import ONCE, OVERLAP
 from attn_engine.backends.tilelang.printer import (
     RESERVED,
     UNKNOWN,
@@ -35,6 +47,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_map import BufferScatterAddOp, yielded
+from attn_engine.dialects.tile_buffer_pending import PENDING, WaitProductsOp
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
@@ -49,6 +62,7 @@ import tilelang.language as T
 import torch
 
 CUDA = not torch.version.hip
+HOPPER = CUDA and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 FLAGS = ["-ftz=true"] if CUDA else []  # exp2 in one instruction
 COMPILE = functools.partial(tilelang.compile, compile_flags=FLAGS)  # how a program becomes callable
 DEPTHS = (8, 1)  # of pipelines: devices without asynchronous tiles refuse dynamic loops deeper than 1 with a TypeError
@@ -92,16 +106,22 @@ _POLICY = {
     compute.Split.BOTH: "T.GemmWarpPolicy.Square",
 }
 
-_REGISTERS = {256: (40, 232), 384: (32, 160)}
-"""By threads that compute: registers of one of the 128 threads that copy, and of one of them; fewer threads have enough."""
-
-
 # --- structure ---------------------------------------------------------------------------------
 
 
+def _print_op(printer: KernelPrinter, op: Operation) -> None:
+    find_rule(RULES, op, types.BACKEND_NAME)(printer, op)
+
+
 def _print_block(printer: KernelPrinter, block: Block) -> None:
-    for op in block.ops:
-        find_rule(RULES, op, types.BACKEND_NAME)(printer, op)
+    _print_ops(printer, block.ops)
+
+
+def _print_ops(printer: KernelPrinter, ops: Iterable[Operation]) -> None:
+    for name, row in statements(printer, ops):
+        with printer.writer.block(f'with T.ws_op("{name}"):') if name else nullcontext():
+            for op in row:
+                _print_op(printer, op)
 
 
 def _program_id(printer: KernelPrinter, op: tile.ProgramIdOp) -> None:
@@ -122,14 +142,18 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     lower, upper, step = printer.texts([op.lb, op.ub, op.step])
     stages = integer_attribute(op, "stages", 1)
     trips = f"T.ceildiv({upper} - {lower}, {step})"  # below 0 is none: a maximum would stop TileLang's pipeliner
-    loop = f"T.Pipelined({trips}, num_stages=min({stages}, {printer.depth}))" if stages > 1 else f"T.serial({trips})"
-    trip = printer.names.fresh("trip")
-    with printer.writer.block(f"for {trip} in {loop}:"):
-        printer.writer.line(f"{printer.text(op.body.block.args[0])} = {lower} + {trip} * {step}")
+    trips = f"T.max({trips}, 1)" if ONCE in op.attributes else trips
+    depth = f"num_stages=min({stages}, {printer.depth})"
+    loop = f"T.Pipelined({', '.join([trips, depth, *printer.mark(op)])})" if stages > 1 else f"T.serial({trips})"
+    printer.trip = printer.names.fresh("trip")
+    with printer.writer.block(f"for {printer.trip} in {loop}:"):
+        printer.writer.line(f"{printer.text(op.body.block.args[0])} = {lower} + {printer.trip} * {step}")
         _print_block(printer, op.body.block)
 
 
 def _if(printer: KernelPrinter, op: scf.IfOp) -> None:
+    if op.results:
+        raise UnsupportedOpError("scf.if that gives a number", types.BACKEND_NAME)
     with printer.writer.block(f"if {printer.text(op.cond)}:"):
         _print_branch(printer, op.true_region.block)
     if op.false_region.blocks and len(op.false_region.block.ops) > 1:
@@ -153,12 +177,15 @@ def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
     arguments += ["transpose_A=True"] if op.transpose_a is not None else []
     arguments += ["transpose_B=True"] if op.transpose_b is not None else []
     arguments += [f"policy={_POLICY[op.split.data]}"] if op.split is not None else []
-    printer.writer.line(f"T.gemm({', '.join(arguments)})")
+    arguments += ["clear_accum=True"] if op.clear is not None else []
+    product = PRODUCT if PENDING in op.attributes else "T.gemm"
+    printer.writer.line(f"{product}({', '.join([*arguments, *printer.mark(op)])})")
 
 
 def _reduce(printer: KernelPrinter, op: compute.BufferReduceOp) -> None:
     source, target = printer.texts([op.source, op.target])
-    printer.writer.line(f"T.reduce_{op.kind.data}({source}, {target}, dim={op.axis.value.data}, clear=True)")
+    mark = "".join(f", {text}" for text in printer.mark(op))
+    printer.writer.line(f"T.reduce_{op.kind.data}({source}, {target}, dim={op.axis.value.data}, clear=True{mark})")
 
 
 def _total(printer: KernelPrinter, op: compute.BufferTotalOp) -> None:
@@ -184,7 +211,7 @@ def _scatter_add(printer: KernelPrinter, op: BufferScatterAddOp) -> None:
 @contextmanager
 def _each_element(printer: KernelPrinter, op: compute.BufferMapOp | BufferScatterAddOp) -> Generator[list[str]]:
     """A loop over the elements of an op's shape; gives what the region yields for one of them."""
-    printer.indices, header = printer.loop_variables(op.shape)
+    printer.indices, header = printer.loop_variables(op, op.shape)
     with printer.writer.block(header):
         for argument, value, axes in zip(op.body.block.args, op.inputs, tile.axes_of(op.axes), strict=True):
             _print_input(printer, argument, value, axes)
@@ -221,6 +248,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     compute.BufferTotalOp: _total,
     BufferScatterAddOp: _scatter_add,
     compute.IndexOp: _index,
+    WaitProductsOp: print_wait,
 }
 
 
@@ -229,10 +257,14 @@ RULES: dict[type[Operation], Callable[..., None]] = {
 
 def _print_kernel(writer: CodeWriter, kernel: tile.KernelOp) -> KernelPrinter:
     printer = KernelPrinter(writer, kernel)
+    if OVERLAP in kernel.attributes:
+        printer.ids = name_statements(kernel)
     writer.line()
     writer.line()
     with writer.block(f"def {program_name(kernel)}({', '.join([*printer.unit.values(), printer.depth])}):"):
         _print_dynamic_names(printer)
+        if printer.ids:
+            print_facts(printer)
         writer.line()
         writer.line("@T.prim_func")
         with writer.block(f"def {kernel.sym_name.data}("):
@@ -268,25 +300,35 @@ def _print_parameters(printer: KernelPrinter) -> None:
 
 
 def _print_program(printer: KernelPrinter) -> None:
-    (first, second, third), (size, next_size, _) = printer.program, printer.grid
+    size, next_size, _ = printer.grid
     threads, linear = integer_attribute(printer.kernel, "threads", 128), printer.names.fresh("program")
     with printer.writer.block(f"with T.Kernel({' * '.join(printer.grid)}, threads={threads}) as {linear}:"):
         rest = f"T.truncdiv({linear}, {size})"  # rounding down, which differs only below 0, takes TVM twice as long
-        printer.writer.line(f"{first} = T.truncmod({linear}, {size})")
-        printer.writer.line(f"{second} = T.truncmod({rest}, {next_size})")
-        printer.writer.line(f"{third} = T.truncdiv({rest}, {next_size})")
-        _print_registers(printer, threads)
-        _print_block(printer, printer.kernel.body.block)
+        place = f"T.truncmod({linear}, {size})", f"T.truncmod({rest}, {next_size})", f"T.truncdiv({rest}, {next_size})"
+        with printer.writer.block(f'with T.ws_op("{PLACE}"):') if printer.ids else nullcontext():
+            for axis, value in enumerate(place):
+                printer.program[axis] = print_kept(printer, printer.program[axis], value)
+        _print_registers(printer)
+        _print_body(printer)
 
 
-def _print_registers(printer: KernelPrinter, threads: int) -> None:
-    """How threads that copy ahead and those that compute share registers, where TileLang makes such threads.
-
-    Not for a loop within a loop: TileLang would change the registers in each iteration.
-    """
-    if threads not in _REGISTERS or not any("stages" in op.attributes for op in printer.kernel.body.block.ops):
+def _print_body(printer: KernelPrinter) -> None:
+    """An overlapped kernel begins with its buffers and who does what with them."""
+    block = printer.kernel.body.block
+    if not printer.ids:
+        _print_block(printer, block)
         return
-    copying, computing = _REGISTERS[threads]
+    buffers = [op for op in block.ops if isinstance(op, memory.BufferAllocOp)]
+    _print_ops(printer, buffers)
+    print_schedule(printer)
+    _print_ops(printer, [op for op in block.ops if op not in buffers])
+
+
+def _print_registers(printer: KernelPrinter) -> None:
+    """How threads that copy ahead and those that compute share registers, where TileLang makes such threads itself."""
+    if REGISTERS not in printer.kernel.attributes or OVERLAP in printer.kernel.attributes:
+        return
+    copying, computing = registers_of(printer.kernel)
     with printer.writer.block("if CUDA:"):
         printer.writer.line(f"T.annotate_producer_reg_dealloc({copying})")
         printer.writer.line(f"T.annotate_consumer_reg_alloc({computing})")

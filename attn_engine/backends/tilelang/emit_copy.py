@@ -1,25 +1,22 @@
 """Rules for buffers and copies.
 
-A copy whose limits are the sizes of its tensor is TileLang's own, which may become one of the device's bulk copies;
-any other is a parallel loop with a guard.
+A copy that a pass marked as a block is TileLang's own, which may become one of the device's bulk copies if it is
+marked so; any other is a parallel loop with a guard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr
-from xdsl.ir import BlockArgument, Operation, SSAValue
-from xdsl.utils.hints import isa
+from xdsl.ir import Operation, SSAValue
 
 from attn_engine.backends.tilelang import types
+from attn_engine.backends.tilelang.copies import BLOCK, BULK, Copy, tensor_of
 from attn_engine.backends.tilelang.printer import (
     KernelPrinter,
     buffer_shape,
     element,
     quoted_dtype,
-    reach_of,
     tuple_text,
 )
 from attn_engine.dialects import tile
@@ -39,30 +36,11 @@ def _alloc(printer: KernelPrinter, op: memory.BufferAllocOp) -> None:
 
 
 def _fill(printer: KernelPrinter, op: memory.BufferFillOp) -> None:
-    printer.writer.line(f"T.fill({printer.text(op.target)}, {printer.text(op.value)})")
+    printer.writer.line(f"T.fill({', '.join([*printer.texts([op.target, op.value]), *printer.mark(op)])})")
 
 
 def _copy(printer: KernelPrinter, op: memory.CopyOp) -> None:
-    printer.writer.line(f"T.copy({printer.text(op.source)}, {printer.text(op.target)})")
-
-
-def _is_end(printer: KernelPrinter, tensor: SSAValue, axis: int, limit: SSAValue) -> bool:
-    """Whether a limit is where the tensor, as it is passed, ends."""
-    if isinstance(limit, BlockArgument):
-        return reach_of(printer.kernel, tensor, "cuts")[axis] == limit.index
-    match limit.owner:
-        case tile.DimOp() as dim:
-            return dim.source is tensor and dim.axis.value.data == axis
-        case arith.ConstantOp(value=value) if isa(value, IntegerAttr):
-            return printer.sizes[tensor][axis] == str(value.value.data)
-        case _:
-            return False
-
-
-def _is_native(printer: KernelPrinter, op: tile.Access, tensor: SSAValue) -> bool:
-    dims = tile.ints_of(op.dims)
-    bounded = zip(tile.ints_of(op.bounded), op.limits, strict=True)
-    return list(dims) == sorted(dims) and all(_is_end(printer, tensor, dims[t], limit) for t, limit in bounded)
+    printer.writer.line(f"T.copy({', '.join([*printer.texts([op.source, op.target]), *printer.mark(op)])})")
 
 
 def _region(printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Sequence[int]) -> str:
@@ -73,17 +51,10 @@ def _region(printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Se
     return element(printer.text(tensor), parts)
 
 
-def _native_copy(
-    printer: KernelPrinter, op: memory.CopyInOp | memory.CopyOutOp, tensor: SSAValue, source: str, target: str
-) -> None:
-    """The device's bulk copies want 16 bytes at a time.
-
-    Only in a loop with stages: for others TileLang waits in that loop, which may run not even once.
-    """
-    parent = op.parent_op()
-    is_ahead = isinstance(parent, scf.ForOp) and "stages" in parent.attributes
-    disabled = f"not {printer.unit[tensor]}" if is_ahead else "True"
-    printer.writer.line(f"T.copy({source}, {target}, disable_tma={disabled})")
+def _copy_block(printer: KernelPrinter, op: Copy, source: str, target: str) -> None:
+    """TileLang's own copy. The device's bulk copies want 16 bytes at a time."""
+    disabled = f"not {printer.unit[tensor_of(op)]}" if BULK in op.attributes else "True"
+    printer.writer.line(f"T.copy({', '.join([source, target, f'disable_tma={disabled}', *printer.mark(op)])})")
 
 
 def _element(
@@ -100,10 +71,10 @@ def _element(
 
 def _copy_in(printer: KernelPrinter, op: memory.CopyInOp) -> None:
     shape, target = buffer_shape(op.target), printer.text(op.target)
-    if _is_native(printer, op, op.source):
-        _native_copy(printer, op, op.source, _region(printer, op, op.source, shape), target)
+    if BLOCK in op.attributes:
+        _copy_block(printer, op, _region(printer, op, op.source, shape), target)
         return
-    printer.indices, header = printer.loop_variables(shape)
+    printer.indices, header = printer.loop_variables(op, shape)
     with printer.writer.block(header):
         read, guard, variables = _element(printer, op, op.source, shape)
         zero = f"T.cast(0, {quoted_dtype(op.source.type)})"
@@ -113,7 +84,7 @@ def _copy_in(printer: KernelPrinter, op: memory.CopyInOp) -> None:
 
 def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomicAddOp, spelling: str) -> None:
     """One statement per element, where the guard holds."""
-    printer.indices, header = printer.loop_variables(buffer_shape(op.value))
+    printer.indices, header = printer.loop_variables(op, buffer_shape(op.value))
     with printer.writer.block(header):
         place, guard, variables = _element(printer, op, op.target, buffer_shape(op.value))
         statement = spelling.format(place, element(printer.text(op.value), variables))
@@ -125,9 +96,8 @@ def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomi
 
 
 def _copy_out(printer: KernelPrinter, op: memory.CopyOutOp) -> None:
-    if _is_native(printer, op, op.target):
-        region = _region(printer, op, op.target, buffer_shape(op.value))
-        _native_copy(printer, op, op.target, printer.text(op.value), region)
+    if BLOCK in op.attributes:
+        _copy_block(printer, op, printer.text(op.value), _region(printer, op, op.target, buffer_shape(op.value)))
         return
     _scattered(printer, op, "{0} = {1}")
 

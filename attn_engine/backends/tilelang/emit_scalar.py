@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.tilelang import types
@@ -15,7 +15,7 @@ from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
-MAP_LIMIT, KERNEL_LIMIT = 32, 8
+MAP_LIMIT, KERNEL_LIMIT, SCHEDULED_LIMIT = 32, 8, 2
 """How many operations the expression behind a name may have, in a map and outside. TVM replaces names by
 expressions: without a limit they double with every second use, and its proofs about indices take minutes."""
 
@@ -42,13 +42,18 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
         "minus_one": f"T.{types.dtype(result)}(-1)",
     }
     value = spelling.format(*printer.texts(op.operands), **names)
-    uses = [spelling.count(f"{{{n}}}") * printer.weights.get(operand, 1) for n, operand in enumerate(op.operands)]
+    uses = [spelling.count(f"{{{n}}}") * _weight(printer, operand) for n, operand in enumerate(op.operands)]
     weight = 1 + sum(uses)
-    if weight > (MAP_LIMIT if printer.indices else KERNEL_LIMIT):
+    limit = MAP_LIMIT if printer.indices else SCHEDULED_LIMIT if printer.ids else KERNEL_LIMIT
+    if weight > limit:
         _keep(printer, op, value)
         return
     printer.weights[op.results[0]] = weight
     printer.assign(op, value)
+
+
+def _weight(printer: KernelPrinter, value: SSAValue) -> int:
+    return 0 if isinstance(value.owner, arith.ConstantOp) else printer.weights.get(value, 1)
 
 
 def _keep(printer: KernelPrinter, op: Operation, value: str) -> None:
@@ -56,7 +61,20 @@ def _keep(printer: KernelPrinter, op: Operation, value: str) -> None:
     name = printer.names.fresh(f"{op.results[0].name_hint or 'v'}_kept")
     printer.writer.line(f"{name} = T.alloc_local((1,), {quoted_dtype(op.results[0].type)})")
     printer.writer.line(f"{name}[0] = {value}")
-    printer.assign(op, f"{name}[0]")
+    if printer.ids and not printer.indices:
+        printer.names.bind(op.results[0], f"{name}[0]")
+    else:
+        printer.assign(op, f"{name}[0]")
+
+
+def print_kept(printer: KernelPrinter, name: str, value: str) -> str:
+    """A number that is not an op's; kept in a kernel with a schedule. Gives the text that stands for it."""
+    if not printer.ids:
+        printer.writer.line(f"{name} = {value}")
+        return name
+    printer.writer.line(f'{name} = T.alloc_local((1,), "int32")')
+    printer.writer.line(f"{name}[0] = {value}")
+    return f"{name}[0]"
 
 
 def _scalar(printer: KernelPrinter, op: Operation) -> None:

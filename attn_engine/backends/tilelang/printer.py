@@ -14,7 +14,7 @@ from attn_engine.backends.tilelang import types
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_types import BufferType
 
-_PYTHON = "T tilelang torch contextlib functools KERNELS COMPILE CUDA FLAGS DEPTHS min range"
+_PYTHON = "T tilelang torch contextlib functools KERNELS COMPILE CUDA HOPPER FLAGS DEPTHS product min range"
 # TVM prints names as they are: in C++ they must neither be keywords nor hide a type or a function of the headers.
 _CPP = """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
 continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if
@@ -47,6 +47,12 @@ class KernelPrinter:
         self.strides: dict[SSAValue, list[str]] = {}
         self.unit: dict[SSAValue, str] = {}
         """Of each tensor: the name of the fact that its last axis is contiguous and the rest is aligned."""
+        self.ids: dict[Operation, str] = {}
+        """By op: what a schedule of the kernel's threads calls it, where the kernel has one."""
+        self.ahead = self.names.fresh("ahead")
+        """The fact that the kernel runs by that schedule."""
+        self.trip = ""
+        """The number of the iteration, in a loop."""
         for argument in kernel.body.block.args:
             self.names.of(argument)
         for tensor in self.tensors:
@@ -70,10 +76,14 @@ class KernelPrinter:
     def assign(self, op: Operation, expression: str) -> None:
         self.writer.line(f"{self.names.of(op.results[0])} = {expression}")
 
-    def loop_variables(self, shape: Sequence[int]) -> tuple[list[str], str]:
-        """Fresh loop variables for each axis, and the header of the loop over all of them."""
+    def mark(self, op: Operation) -> list[str]:
+        """What its statement is given so that a schedule can name it."""
+        return [f'annotations={{T.WSID: "{self.ids[op]}"}}'] if op in self.ids else []
+
+    def loop_variables(self, op: Operation, shape: Sequence[int]) -> tuple[list[str], str]:
+        """Fresh loop variables for each axis, and the header of the loop over all of them that is an op's statement."""
         variables = [self.names.fresh("i") for _ in shape]
-        return variables, f"for {', '.join(variables)} in T.Parallel({', '.join(map(str, shape))}):"
+        return variables, f"for {', '.join(variables)} in T.Parallel({', '.join([*map(str, shape), *self.mark(op)])}):"
 
 
 def program_name(kernel: tile.KernelOp) -> str:

@@ -81,6 +81,12 @@ tile.kernel @chain(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, %l: !ti
   tile.barrier
   // CHECK: tile.gemm %xs, %q, %s ieee : !tile.buffer<64x64xf16, shared>
   tile.gemm %xs, %q, %s ieee : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x128xf16, register>, !tile.buffer<64x128xf32, register>
+  // CHECK: tile.gemm %xs, %q, %s clear ieee {pending}
+  // CHECK-NEXT: tile.wait_products 1 first 0
+  // CHECK-NEXT: tile.wait_products 0
+  tile.gemm %xs, %q, %s clear ieee {pending} : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x128xf16, register>, !tile.buffer<64x128xf32, register>
+  tile.wait_products 1 first 0
+  tile.wait_products 0
   tile.buffer_reduce sum %s, 0 into %sum : !tile.buffer<64x128xf32, register>, !tile.buffer<128xf32, register>
   tile.buffer_map (%s, %sum) axes [[0, 1], [1]] into (%p) : (!tile.buffer<64x128xf32, register>, !tile.buffer<128xf32, register>) into (!tile.buffer<64x128xf16, register>) {
   ^bb0(%e: f32, %t: f32):
