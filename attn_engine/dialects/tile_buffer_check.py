@@ -89,8 +89,6 @@ def _check_op(kernel: tile.KernelOp, op: Operation, threads: int) -> None:
     for value in (*op.operands, *op.results):
         if isinstance(value.type, TensorType):
             raise VerifyException(f"{op.name}: a kernel with buffers has no values of type {value.type}")
-    if isinstance(op, scf.IfOp) and op.results:
-        raise VerifyException("scf.if: a branch of a kernel with buffers writes buffers, it has no results")
 
 
 def _check_block(block: Block, written: set[SSAValue]) -> set[SSAValue]:

@@ -11,6 +11,7 @@ from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     prop_def,
     result_def,
@@ -53,6 +54,13 @@ def root(value: SSAValue) -> SSAValue:
     return value
 
 
+def memory_of(value: SSAValue) -> SSAValue:
+    """The buffer whose memory a buffer takes: others that are never needed at the same time may lie in it too."""
+    value = root(value)
+    host = value.owner.host if isinstance(value.owner, BufferAllocOp) else None
+    return value if host is None else host
+
+
 def fragment_layout(value: SSAValue) -> FragmentLayout | None:
     """The layout of a fragment, where its kernel has chosen one."""
     layout = value.owner.layout if isinstance(value.owner, BufferAllocOp) else None
@@ -81,22 +89,33 @@ class BufferAllocOp(IRDLOperation):
     """A buffer of the program, uninitialised, at the top of its kernel: in shared memory, or a fragment in registers.
 
     A fragment is one tile whose elements are spread over the threads of the program. Either the target
-    decides who holds what, or `layout` does; in shared memory `layout` pads or swizzles.
+    decides who holds what, or `layout` does; in shared memory `layout` pads or swizzles. A tile `in` another lies in
+    its memory: each of them is lost when the other is written.
 
     ```
     %ks = tile.buffer_alloc layout #tile.padded<8> : !tile.buffer<64x64xf16, shared>
+    %ps = tile.buffer_alloc in %ks : !tile.buffer<32x32xf32, shared> in !tile.buffer<64x64xf16, shared>
     %s = tile.buffer_alloc layout #tile.mfma<32x32x8, acc, 1x4> : !tile.buffer<64x128xf32, register>
     ```
     """
 
     name = "tile.buffer_alloc"
     layout = opt_prop_def()
+    host = opt_operand_def(BufferType)
     result = result_def(BufferType)
     traits = traits_def(MemoryWriteEffect())
-    assembly_format = "(`layout` $layout^)? attr-dict `:` type($result)"
+    assembly_format = "(`layout` $layout^)? (`in` $host^)? attr-dict `:` type($result) (`in` type($host)^)?"
 
-    def __init__(self, result: BufferType, layout: Attribute | None = None):
-        super().__init__(properties={"layout": layout}, result_types=[result])
+    def __init__(self, result: BufferType, layout: Attribute | None = None, host: SSAValue | None = None):
+        super().__init__(operands=[host], properties={"layout": layout}, result_types=[result])
+
+    @property
+    def bytes(self) -> int:
+        """Of the buffer, with what pads its rows."""
+        type_ = buffer_type(self.result)
+        padding = self.layout.elements.data if isinstance(self.layout, PaddedAttr) else 0
+        columns = type_.get_shape()[-1]
+        return type_.byte_size // columns * (columns + padding)
 
     def verify_(self) -> None:
         type_ = buffer_type(self.result)
@@ -108,11 +127,22 @@ class BufferAllocOp(IRDLOperation):
                 self._verify_fragment(type_)
             case space:
                 raise VerifyException(f"a kernel allocates in shared or register, not in {space}")
+        if self.host is not None:
+            self._verify_host(self.host)
         kernel = self._kernel()
         if kernel is not None and self._is_first(kernel):
             from attn_engine.dialects.tile_buffer_check import check_kernel  # which knows every op of this level
 
             check_kernel(kernel)
+
+    def _verify_host(self, host: SSAValue) -> None:
+        outer = host.owner
+        if not isinstance(outer, BufferAllocOp) or outer.host is not None:
+            raise VerifyException("a buffer lies in one that is allocated, and lies in none itself")
+        if is_fragment(self.result) or is_fragment(host) or self.bytes > outer.bytes:
+            raise VerifyException(
+                f"{self.result.type} does not lie in {host.type}: both are shared, the host no smaller"
+            )
 
     def _verify_fragment(self, type_: BufferType) -> None:
         if self.layout is None:
@@ -214,6 +244,7 @@ class CopyInOp(IRDLOperation):
         indices, dims, limits = tile.parse_access(parser)
         parser.parse_keyword("into")
         target = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         memory = parser.resolve_operand(source, parser.parse_type())
         parser.parse_punctuation(",")
@@ -227,6 +258,7 @@ class CopyInOp(IRDLOperation):
         tile.print_access(printer, self)
         printer.print_string(" into ")
         printer.print_operand(self.target)
+        printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         printer.print_attribute(self.source.type)
         printer.print_string(", ")
@@ -246,7 +278,6 @@ class CopyOutOp(tile.WriteAccess):
     ```
     """
 
-        attributes = parser.parse_optional_attr_dict()
     name = "tile.copy_out"
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
@@ -258,7 +289,6 @@ class CopyOutOp(tile.WriteAccess):
 @irdl_op_definition
 class BufferAtomicAddOp(tile.WriteAccess):
     """Adds a fragment to global memory, each element atomically, in no particular order.
-        printer.print_op_attributes(self.attributes)
 
     ```
     tile.buffer_atomic_add %dq, %out[%b, %h, %q0, %c0] dims [2, 3] bounded [0] limits(%sq)

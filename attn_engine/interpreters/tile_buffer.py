@@ -113,7 +113,15 @@ def _launch(machine: BufferMachine, op: tile.LaunchOp) -> Result:
 
 def _alloc(machine: BufferMachine, op: memory.BufferAllocOp) -> Result:
     type_ = memory.buffer_type(op.result)
-    return [tile_memory.poison(type_.get_shape(), machine.dtype_of(type_.element_type))]
+    fresh = tile_memory.poison(type_.get_shape(), machine.dtype_of(type_.element_type))
+    return [fresh if op.host is None else _within(machine.values[op.host], fresh)]
+
+
+def _within(host: Tensor, like: Tensor) -> Tensor:
+    """A tensor in a host's memory; one of its own where elements are wider than the kernel's."""
+    bytes_ = host.view(-1).view(torch.uint8)
+    size = like.numel() * like.element_size()
+    return bytes_[:size].view(like.dtype).view(like.shape) if size <= bytes_.numel() else like
 
 
 def _slot(machine: BufferMachine, op: SlotOp) -> Result:
@@ -246,5 +254,5 @@ _RULES: dict[type[Operation], Callable[..., Result]] = {
     compute.BufferScanOp: _scan,
     compute.BufferScatterAddOp: _scatter_add,
     compute.BufferTotalOp: _total,
-}
     WaitProductsOp: _wait_products,
+}

@@ -118,14 +118,17 @@ def _shape(type_: object) -> tuple[int, ...]:
     return type_.get_shape()
 
 
-def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: bool) -> OpForm:
-    """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole."""
+def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: bool, chains: bool = True) -> OpForm:
+    """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole, `chains` that programs
+    may wait for each other."""
     stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
     columns = work.block()
     turned = blocks and work.kind is Kind.SCALAR and columns == WARPGROUP_ROWS and not work.summed
     programs = heads * ceil(work.value / columns)
     resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
+    if chained and not chains:
+        pieces, chained = 1, False
     warps = WARPS if work.key <= LARGEST_KEY else 2 * WARPS
     return OpForm(columns, turned, pieces, chained, warps, stages)
 
@@ -181,10 +184,12 @@ class AttnScheduleRecurrencePass(ModulePass):
     """Of a sequence."""
     blocks: bool = False
     """Blocks of tensors are copied whole."""
+    chains: bool = True
+    """Programs may wait for each other: the target has `tile.await` and `tile.signal`."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         arch = get_arch(self.arch)
         for inner in op.walk():
             if isinstance(inner, attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp):
-                form = choose(Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks)
+                form = choose(Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks, self.chains)
                 inner.attributes["form"] = form.attribute()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import ModuleOp
 
 from attn_engine import pipelines
-from attn_engine.arch import ARCHES, Vendor, get_arch
-from attn_engine.backends.backend import get_backend
+from attn_engine.arch import ARCHES, Arch, Vendor, get_arch
+from attn_engine.backends.backend import Level, get_backend
 from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.passes.attn_schedule_recurrence import STATE
 from attn_engine.runtime.devices import Target
@@ -18,6 +18,8 @@ from attn_engine.runtime.layouts import NARROWEST
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
+CHUNK, SHORT = 64, 32
+DELTA_CHANNELS = 64
 DECODED = 8192
 """Numbers of a state per program of a step."""
 FEW_TOKENS = 4
@@ -28,7 +30,7 @@ FEW_TOKENS = 4
 class Schedule:
     """Options of `convert-recurrence-to-tile`; see there."""
 
-    chunk: int = 64
+    chunk: int = CHUNK
     value_block: int = 64
     pieces: int = 1
     num_warps: int = 4
@@ -53,12 +55,11 @@ class Place:
     heads: int
     tokens: int
     blocks: bool
+    chains: bool = True
 
-    def spec(self) -> str:
-        return (
-            f"attn-schedule-recurrence{{arch={self.arch} heads={self.heads} tokens={self.tokens}"
-            f" blocks={str(self.blocks).lower()}}}"
-        )
+    def spec(self, chunk: int) -> str:
+        options = {name: str(value).lower() for name, value in vars(self).items()}
+        return f"attn-schedule-recurrence{{chunk={chunk} {' '.join(f'{n}={v}' for n, v in options.items())}}}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ _BUILT: dict[tuple[str, str, Schedule], tuple[str, Callable[..., None]]] = {}
 def scheduled(module: ModuleOp, request: Request) -> ModuleOp:
     """The same module, each op with the form that its place asks for."""
     if request.place is not None:
-        run_passes(module, (request.place.spec(),))
+        run_passes(module, (request.place.spec(request.schedule.chunk),))
     return module
 
 
@@ -159,9 +160,18 @@ def default_schedule(
         # A token or two: long rows of the state for memory. Many: small parts, for they go one after the other.
         block = max(16, min(64, DECODED // kind.key)) if tokens <= FEW_TOKENS else 16
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
-    copies = blocks and arch.copies_blocks and not kind.bounds and _wide(kind)
-    place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies)
-    return Schedule(tf32=tf32, descriptors=copies, split_f32=arch.tf32 and arch.vendor is Vendor.NVIDIA), place
+    buffered = get_backend(target.backend).level is Level.BUFFERED
+    copies = blocks and arch.copies_blocks and not buffered and not kind.bounds and _wide(kind)
+    place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies, chains=not buffered)
+    split_f32 = arch.tf32 and arch.vendor is Vendor.NVIDIA
+    return Schedule(chunk=_chunk(kind, arch), tf32=tf32, descriptors=copies, split_f32=split_f32), place
+
+
+def _chunk(kind: Kind, arch: Arch) -> int:
+    """Tokens per chunk. The gradients of the delta rule need six tiles of a chunk at a time: 64 KiB hold them for 64
+    tokens of up to 64 channels in 16 bits."""
+    large = kind.key > DELTA_CHANNELS or kind.dtype.itemsize > 2
+    return SHORT if kind.beta and large and arch.vendor is Vendor.AMD else CHUNK
 
 
 def _wide(kind: Kind) -> bool:

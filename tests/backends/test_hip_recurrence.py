@@ -1,4 +1,4 @@
-"""Recurrences through HIP, emulated: those whose kernels have no sums over the tokens of a chunk, and an answer for others."""
+"""Recurrences through HIP: emulated, with all gradients, against the CPU backend; and compiled, as predicted."""
 
 from __future__ import annotations
 
@@ -7,50 +7,145 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, normalize
 
 import attn_engine
+from attn_engine.arch import get_arch
 from attn_engine.backends.backend import BACKENDS, Availability
 from attn_engine.backends.hip.backend import BACKEND as HIP
 from attn_engine.backends.hip.build import emulate
-from attn_engine.errors import AttnEngineError
-from tests.support.hip import emulates
+from attn_engine.backends.hip.emit import emit
+from attn_engine.backends.hip.predict import predict
+from attn_engine.backends.hip.toolchain import inspect
+from attn_engine.frontend.recurrence import Kind, build_recurrence
+from attn_engine.passes.attn_schedule_recurrence import form_of
+from attn_engine.runtime import devices
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Compiled, Request, default_schedule, scheduled, to_tile
+from tests.support.hip import emulates, needs_clang
 
 EMULATED = "hip_emulated"
+TOKENS, KEY, HEADS = 70, 32, 2
 
 
 @pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The schedules of an AMD device."""
     BACKENDS[EMULATED] = lambda: replace(HIP, name=EMULATED, build=emulate, check=lambda: Availability(True))
+    monkeypatch.setattr(devices, "arch_of", lambda device: "gfx942")
     yield
     del BACKENDS[EMULATED]
 
 
-def operands() -> list[torch.Tensor]:
+SHAPES = {
+    "q": (1, TOKENS, 1, KEY),
+    "k": (1, TOKENS, 1, KEY),
+    "v": (1, TOKENS, HEADS, KEY),
+    "initial_state": (1, HEADS, KEY, KEY),
+    "token": (1, TOKENS, HEADS),
+    "channel": (1, TOKENS, HEADS, KEY),
+}
+KINDS: dict[str, dict[str, str]] = {
+    "per token, weighted": {"decay": "token", "weight": "token"},
+    "per channel": {"decay": "channel"},
+    "delta": {"beta": "token"},
+    "delta per token": {"beta": "token", "decay": "token"},
+    "delta per channel": {"beta": "token", "decay": "channel"},
+}
+"""What a recurrence has beside q, k, v and an initial state, and of which shape."""
+
+
+def operands(kind: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(1, 70, h, 32, generator=generator) for h in (1, 1, 2))
-    return [q, torch.nn.functional.normalize(k, dim=-1), v]
+    made = {n: torch.randn(SHAPES[n], generator=generator) for n in ("q", "k", "v", "initial_state")}
+    made = {n: x if n == "initial_state" else x.to(dtype) for n, x in made.items()}
+    made["k"] = normalize(made["k"], dim=-1)
+    for name, shape in KINDS[kind].items():
+        x = torch.randn(SHAPES[shape], generator=generator)
+        made[name] = logsigmoid(x) if name == "decay" else x.sigmoid()
+    return made
+
+
+def results(given: dict[str, Tensor], backend: str, **more: Tensor) -> list[Tensor]:
+    """The output, the state, and the gradients of all that is given."""
+    tensors = {n: x.requires_grad_() for n, x in given.items()}
+    rest = dict(tensors)
+    q, k, v = (rest.pop(n) for n in "qkv")
+    o, state = attn_engine.recurrence(q, k, v, output_final_state=True, backend=backend, **rest, **more)
+    assert state is not None
+    slope = torch.linspace(0, 1, state.numel()).view_as(state)
+    loss = (o.float() ** 2).sum() + (state * slope).sum()
+    return [o.detach(), state.detach(), *torch.autograd.grad(loss, list(tensors.values()))]
+
+
+def check(given: dict[str, Tensor], tolerance: float = 1e-4, **more: Tensor) -> None:
+    want, got = (results(given, backend, **more) for backend in ("cpu", EMULATED))
+    for name, theirs, mine in zip(("o", "state", *given), want, got, strict=True):
+        limit = tolerance * max(1.0, theirs.abs().max().item())
+        assert (theirs.float() - mine.float()).abs().max().item() < limit, name
 
 
 @emulates
-def test_linear_attention():
-    """Output, state and gradients."""
-    results: list[list[torch.Tensor]] = []
-    for backend in ("cpu", EMULATED):
-        tensors = [t.requires_grad_() for t in operands()]
-        o, state = attn_engine.recurrence(*tensors, output_final_state=True, backend=backend)
-        results.append([o, state, *torch.autograd.grad((o * o).sum() + state.sum(), tensors)])
-    for want, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_and_gradients(kind: str):
+    """Two chunks, the second of them not whole."""
+    check(operands(kind))
 
 
 @emulates
-def test_delta_rule():
-    """The state is a carry that products read: it goes to LDS where they do."""
-    beta = torch.rand(1, 70, 2, generator=torch.Generator().manual_seed(4))
-    want, got = (attn_engine.recurrence(*operands(), beta=beta, backend=b)[0] for b in ("cpu", EMULATED))
+def test_packed_sequences_in_half_precision():
+    """One of them empty, and tokens past the last bound."""
+    given = operands("per token, weighted", torch.float16)
+    del given["initial_state"]
+    check(given, 1e-2, cu_seqlens=torch.tensor([0, 30, 30, 65]))
+
+
+@emulates
+def test_pieces_side_by_side():
+    """Enough tokens for two pieces; a loop carries the decay of all chunks of a piece, which is a number."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, 530, h, KEY, generator=generator) for h in (1, 1, HEADS))
+    decay = logsigmoid(torch.randn(1, 530, HEADS, generator=generator))
+    want, got = (attn_engine.recurrence(q, k, v, decay=decay, backend=b)[0] for b in ("cpu", EMULATED))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-def test_what_has_no_form_is_named():
-    with pytest.raises(AttnEngineError, match=r"no rule for tile\.scan"):
-        attn_engine.recurrence(*operands(), decay=-torch.rand(2), backend=EMULATED)
+def request(kind: Kind, heads: int, tokens: int, backend: str = "hip") -> Request:
+    schedule, place = default_schedule(Target(backend, "gfx942"), kind, heads, tokens, tf32=False, stepwise=False)
+    return Request(kind, backend, schedule, ("q", "k", "v", "decay"), place=place)
+
+
+WHOLE = {"initial": True, "final": True}
+COMPILED = {
+    "pieces": Kind(torch.bfloat16, 64, 64, "token", weight=True, **WHOLE),
+    "channels": Kind(torch.bfloat16, 64, 64, "channel", **WHOLE),
+    "delta": Kind(torch.float32, 64, 64, "token", beta=True, **WHOLE),
+}
+
+
+@needs_clang
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_as_predicted(name: str):
+    """Kernels (mostly of gradients) for few heads and many tokens: nothing in scratch, LDS and matrix instructions as the IR says."""
+    found = request(COMPILED[name], 64, 4096)
+    module = Compiled(found).adjoint(True) if name != "pieces" else build_recurrence(found.kind)
+    module = to_tile(scheduled(module, found), found)
+    needs = predict(module, get_arch("gfx942"))
+    assert len(needs) >= 4
+    for kernel, mine in inspect(emit(module), "gfx942").items():
+        assert mine.spills == 0, kernel
+        want = needs[kernel.removesuffix("_kernel")]
+        assert (mine.shared, mine.mfma) == (want.shared, want.mfma), kernel
+
+
+@pytest.mark.parametrize(("heads", "pieces"), [(16, 16), (640, 1)])
+def test_programs_do_not_wait_for_each_other(heads: int, pieces: int):
+    """Pieces side by side have a form at the buffered level. A chain of them, which Triton would get, has none."""
+    forms: dict[str, tuple[int, int]] = {}
+    for backend in ("hip", "triton"):
+        found = request(Kind(torch.bfloat16, 64, 64, "token"), heads, 8192, backend)
+        (op,) = (op for op in scheduled(build_recurrence(found.kind), found).walk() if "form" in op.attributes)
+        forms[backend] = form_of(op.attributes)["pieces"], form_of(op.attributes)["chained"]
+    assert forms["hip"] == (pieces, 0)
+    assert forms["triton"] == ((pieces, 0) if pieces > 1 else (4, 1))

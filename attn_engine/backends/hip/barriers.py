@@ -22,11 +22,11 @@ def _is_shared(value: SSAValue) -> bool:
 
 
 def _read(op: Operation) -> set[SSAValue]:
-    return {memory.root(value) for value in reads(op) if _is_shared(value)}
+    return {memory.memory_of(value) for value in reads(op) if _is_shared(value)}
 
 
 def _written(op: Operation) -> set[SSAValue]:
-    return {memory.root(value) for value in writes(op) if _is_shared(value)}
+    return {memory.memory_of(value) for value in writes(op) if _is_shared(value)}
 
 
 @dataclass

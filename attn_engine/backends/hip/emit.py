@@ -11,9 +11,10 @@ from xdsl.utils.hints import isa
 
 from attn_engine.backends.code_writer import CodeWriter, Names, find_rule
 from attn_engine.backends.hip import types
-from attn_engine.backends.hip.emit_buffer import BUFFER_RULES, NEEDS_SCRATCH, scratch_type
+from attn_engine.backends.hip.emit_buffer import BUFFER_RULES, scratch_type
 from attn_engine.backends.hip.emit_plan import PlanPrinter, print_plan, signature
 from attn_engine.backends.hip.emit_scalar import SCALAR_RULES
+from attn_engine.backends.hip.lds import NeedsScratch
 from attn_engine.backends.hip.printer import RESERVED, KernelPrinter
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
@@ -42,30 +43,39 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     index, *carries = op.body.block.args
     for argument, start, result in zip(carries, op.iter_args, op.results, strict=True):
         printer.names.bind(result, printer.text(argument))
-        printer.writer.line(f"{types.element(argument.type)} {printer.text(argument)} = {printer.text(start)};")
+        printer.writer.line(
+            f"[[maybe_unused]] {types.element(argument.type)} {printer.text(argument)} = {printer.text(start)};"
+        )
     name, type_ = printer.text(index), types.element(index.type)
     start, end, step = printer.texts([op.lb, op.ub, op.step])
     with printer.writer.block(f"for ({type_} {name} = {start}; {name} < {end}; {name} += {step}) {{", "}"):
         _print_block(printer, op.body.block)
-        _carry(printer, carries, op.body.block.last_op)
+        _assign(printer, carries, op.body.block)
 
 
-def _carry(printer: KernelPrinter, carries: Sequence[SSAValue], end: Operation | None) -> None:
+def _assign(printer: KernelPrinter, variables: Sequence[SSAValue], block: Block) -> None:
+    """What a block yields to variables, at once."""
+    end = block.last_op
     assert end is not None
     copies: list[str] = []
-    for argument, value in zip(carries, end.operands, strict=True):
+    for argument, value in zip(variables, end.operands, strict=True):
         copies.append(printer.names.fresh(f"next_{printer.text(argument)}"))
         printer.writer.line(f"const {types.element(argument.type)} {copies[-1]} = {printer.text(value)};")
-    for argument, copy in zip(carries, copies, strict=True):
+    for argument, copy in zip(variables, copies, strict=True):
         printer.writer.line(f"{printer.text(argument)} = {copy};")
 
 
 def _if(printer: KernelPrinter, op: scf.IfOp) -> None:
+    """Numbers that branches give are variables."""
+    for result in op.results:
+        printer.writer.line(f"[[maybe_unused]] {types.element(result.type)} {printer.text(result)};")
     with printer.writer.block(f"if ({printer.text(op.cond)}) {{", "}"):
         _print_block(printer, op.true_region.block)
+        _assign(printer, op.results, op.true_region.block)
     if op.false_region.blocks:
         with printer.writer.block("else {", "}"):
             _print_block(printer, op.false_region.block)
+            _assign(printer, op.results, op.false_region.block)
 
 
 RULES: dict[type[Operation], Callable[..., None]] = {
@@ -84,7 +94,7 @@ def _print_kernel(printer: KernelPrinter) -> None:
     printer.writer.line(f'extern "C" ATTN_KERNEL({printer.threads})')
     with printer.writer.block(f"void {printer.name}({', '.join(parameters)}) {{", "}"):
         for op in printer.kernel.walk():
-            if isinstance(op, NEEDS_SCRATCH):
+            if isinstance(op, NeedsScratch):
                 printer.scratch[op] = printer.names.fresh("scratch")
                 printer.writer.line(f"ATTN_SHARED {scratch_type(op)} {printer.scratch[op]};")
         _print_block(printer, printer.kernel.body.block)

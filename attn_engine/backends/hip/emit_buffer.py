@@ -9,11 +9,12 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.code_writer import find_rule
 from attn_engine.backends.hip import types
 from attn_engine.backends.hip.emit_scalar import SCALAR_RULES
+from attn_engine.backends.hip.lds import NeedsScratch, scratch_sizes
 from attn_engine.backends.hip.printer import KernelPrinter
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
-from attn_engine.dialects.tile_buffer_layout import MfmaAttr, SliceLayoutAttr
+from attn_engine.dialects.tile_buffer_layout import MfmaAttr
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
@@ -28,6 +29,8 @@ def _alloc(printer: KernelPrinter, op: memory.BufferAllocOp) -> None:
     name = printer.text(op.result)
     if memory.is_fragment(op.result):
         printer.writer.line(f"{types.fragment(type_, op.layout, printer.threads)} {name};")
+    elif op.host is not None:
+        printer.writer.line(f"auto &{name} = attn::within<{types.shared(type_, op.layout)}>({printer.text(op.host)});")
     else:
         printer.writer.line(f"ATTN_SHARED {types.shared(type_, op.layout)} {name};")
 
@@ -107,33 +110,18 @@ def _layout(value: SSAValue) -> MfmaAttr:
 
 
 def _gemm(printer: KernelPrinter, op: compute.GemmOp) -> None:
+    if op.clear is not None:
+        raise UnsupportedOpError("tile.gemm clear", types.BACKEND_NAME)
     a, b, acc = printer.texts([op.a, op.b, op.acc])
     shape = memory.buffer_type(op.a).get_shape()
     depth = shape[0] if op.transpose_a is not None else shape[1]
-    if op.clear is not None:
-        raise UnsupportedOpError("tile.gemm clear", types.BACKEND_NAME)
     left = f"attn::transposed({a})" if op.transpose_a is not None else a
     right = f"attn::transposed({b})" if op.transpose_b is not None else b
     sizes = ", ".join(map(str, (*_layout(op.acc).instruction, depth)))
     printer.writer.line(f"attn::gemm<{sizes}>({left}, {right}, {acc});")
 
 
-NEEDS_SCRATCH = compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp
-"""Ops along an axis that waves may share."""
-
-
-def scratch_sizes(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> tuple[int, int]:
-    """(numbers of each wave, waves that share the axis) of what waves tell each other through LDS."""
-    held = memory.fragment_layout(op.source)
-    if isinstance(held, SliceLayoutAttr):
-        return 1, held.parent.split[1 - held.axis.data]
-    if not isinstance(held, MfmaAttr) or isinstance(op, compute.BufferTotalOp):
-        raise UnsupportedOpError(f"a fragment {op.source.type} held as {held}", types.BACKEND_NAME)
-    axis = op.axis.value.data
-    return memory.buffer_type(op.source).get_shape()[1 - axis], held.split[axis]
-
-
-def scratch_type(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> str:
+def scratch_type(op: NeedsScratch) -> str:
     """The C++ type of the LDS that an op needs where waves share its axis."""
     length, waves = scratch_sizes(op)
     return f"attn::Scratch<{types.element(memory.buffer_type(op.source).element_type)}, {length}, {waves}>"

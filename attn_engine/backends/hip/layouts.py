@@ -156,19 +156,29 @@ class _Vectors:
         return turned.result
 
     def _spread(self) -> None:
-        """Vectors that meet only each other in an op lie along the same axis."""
+        """Vectors that meet only each other in an op lie along the same axis; one that lies along the other is turned."""
         before = -1
         while len(self._removed) > before:
             before = len(self._removed)
-            for op in self._kernel.walk():
+            for op in list(self._kernel.walk()):
                 held = [v for v in op.operands if _is_fragment(v)]
-                known = {self._removed[v] for v in held if v in self._removed}
-                if not isinstance(op, _MEETING) or any(_rank(v) != 1 for v in held) or not known:
-                    continue
-                if len(known) > 1:
-                    raise ScheduleError(f"hip: vectors along both axes of a tile meet in {op.name}")
-                for vector in held:
-                    self._removed[vector] = next(iter(known))
+                if isinstance(op, _MEETING) and all(_rank(v) == 1 for v in held):
+                    self._align(op, held)
+
+    def _align(self, op: Operation, held: list[SSAValue]) -> None:
+        """Results say along which axis, or else the first vector that is known to lie along one."""
+        known = [self._removed[v] for v in [*filter(_is_fragment, writes(op)), *held] if v in self._removed]
+        if not known:
+            return
+        for vector in held:
+            if self._removed.setdefault(vector, known[0]) == known[0]:
+                continue
+            if vector in writes(op):
+                raise ScheduleError(f"hip: {op.name} writes vectors along both axes of a tile")
+            turned = self._turned(vector, known[0], op)
+            for number, operand in enumerate(op.operands):
+                if operand is vector:
+                    op.operands[number] = turned
 
 
 class _Groups:

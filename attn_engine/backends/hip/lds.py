@@ -12,13 +12,14 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.arch import ARCHES, Vendor
+from attn_engine.backends.hip import types
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_check import reads, writes
-from attn_engine.dialects.tile_buffer_layout import PaddedAttr
+from attn_engine.dialects.tile_buffer_layout import MfmaAttr, SliceLayoutAttr
 from attn_engine.dialects.tile_types import MemorySpace
-from attn_engine.errors import ScheduleError
+from attn_engine.errors import ScheduleError, UnsupportedOpError
 
 SMALLEST_LDS = min(arch.shared_per_block for arch in ARCHES.values() if arch.vendor is Vendor.AMD)
 
@@ -106,6 +107,30 @@ def _move_up(copy: memory.CopyInOp) -> None:
     Rewriter.insert_op(copy, InsertPoint.after(place) if place is not None else InsertPoint.at_start(block))
 
 
+def _copies_last(block: Block) -> None:
+    """Copies from global memory to LDS go down to where the tile is first read, so that it takes LDS no longer than needed."""
+    for op in reversed(list(block.ops)):
+        for region in op.regions:
+            if isinstance(op, scf.ForOp | scf.IfOp) and region.blocks:
+                _copies_last(region.block)
+        if isinstance(op, memory.CopyInOp) and _in_lds(op.target):
+            place = op.next_op
+            while place is not None and not _keeps(op, place):
+                place = place.next_op
+            if place is not None and place is not op.next_op:
+                op.detach()
+                Rewriter.insert_op(op, InsertPoint.before(place))
+
+
+def _keeps(copy: memory.CopyInOp, op: Operation) -> bool:
+    """Whether the copy must stay before an op: it uses the tile, or writes to the tensor that is copied from."""
+    inside = list(op.walk())
+    written = [inner.target for inner in inside if isinstance(inner, _WRITE_GLOBAL)]
+    if copy.source in written or op.next_op is None:
+        return True
+    return any(copy.target in (*reads(inner), *writes(inner)) for inner in inside)
+
+
 _WRITE_GLOBAL = (
     memory.CopyOutOp,
     memory.BufferAtomicAddOp,
@@ -127,18 +152,64 @@ def _stops(copy: memory.CopyInOp, op: Operation) -> bool:
 # --- size --------------------------------------------------------------------------------------
 
 
-def lds_bytes(alloc: memory.BufferAllocOp) -> int:
-    type_ = memory.buffer_type(alloc.result)
-    size = type_.byte_size
-    if isinstance(alloc.layout, PaddedAttr):
-        size += size // type_.get_shape()[-1] * alloc.layout.elements.data
-    return size
+def tiles_in_lds(kernel: tile.KernelOp) -> list[memory.BufferAllocOp]:
+    """The tiles that take LDS of their own."""
+    allocs = [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
+    return [a for a in allocs if _in_lds(a.result) and a.host is None]
+
+
+NeedsScratch = compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp
+"""Ops along an axis that waves may share."""
+
+
+def scratch_sizes(op: NeedsScratch) -> tuple[int, int]:
+    """(numbers of each wave, waves that share the axis) of what waves tell each other through LDS."""
+    held = memory.fragment_layout(op.source)
+    if isinstance(held, SliceLayoutAttr):
+        return 1, held.parent.split[1 - held.axis.data]
+    if not isinstance(held, MfmaAttr) or isinstance(op, compute.BufferTotalOp):
+        raise UnsupportedOpError(f"a fragment {op.source.type} held as {held}", types.BACKEND_NAME)
+    axis = op.axis.value.data
+    return memory.buffer_type(op.source).get_shape()[1 - axis], held.split[axis]
+
+
+def _scratch(op: NeedsScratch) -> int:
+    """Bytes by which waves that share an axis combine what each has; none where one wave has all."""
+    length, waves = scratch_sizes(op)
+    return 4 * waves * length if waves > 1 else 0
+
+
+def lds_bytes(kernel: tile.KernelOp) -> int:
+    """What a kernel needs of LDS."""
+    scratch = sum(_scratch(op) for op in kernel.walk() if isinstance(op, NeedsScratch))
+    return scratch + sum(alloc.bytes for alloc in tiles_in_lds(kernel))
+
+
+def _nest(kernel: tile.KernelOp) -> None:
+    """Puts tiles into larger ones that are needed at other times, the largest first, until all fit: each costs barriers."""
+    groups: list[list[memory.BufferAllocOp]] = []
+    for alloc in sorted(tiles_in_lds(kernel), key=lambda a: -a.bytes):
+        apart = (g for g in groups if all(_apart(_users(alloc), _users(other)) for other in g))
+        group = next(apart, None) if lds_bytes(kernel) > SMALLEST_LDS else None
+        if group is None:
+            groups.append([alloc])
+            continue
+        type_, host = memory.buffer_type(alloc.result), group[0]
+        new = memory.BufferAllocOp(type_, alloc.layout, host.result)
+        new.result.name_hint = alloc.result.name_hint
+        Rewriter.insert_op(new, InsertPoint.after(host))
+        alloc.result.replace_all_uses_with(new.result)
+        Rewriter.erase_op(alloc)
+        group.append(new)
+
+
+def _arrange(kernel: tile.KernelOp) -> None:
+    _share(kernel)
+    _nest(kernel)
 
 
 def _check_size(kernel: tile.KernelOp) -> None:
-    allocs = [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
-    shared = [a for a in allocs if memory.buffer_type(a.result).memory_space is MemorySpace.SHARED]
-    need = sum(map(lds_bytes, shared))
+    need = lds_bytes(kernel)
     if need > SMALLEST_LDS:
         raise ScheduleError(
             f"hip: the tiles of kernel @{kernel.sym_name.data} need {need} bytes of LDS, but a program has {SMALLEST_LDS};"
@@ -161,12 +232,19 @@ class HipShareLdsPass(ModulePass):
     ```
     Before that, copies from global memory to LDS move up to what they depend on, so that several wait at one barrier.
     A tile is written before it is read wherever its uses stand, so that none is carried from one round to the next.
+    Where LDS would be too small, tiles go into larger ones of another type too, and copies down to what needs them.
     """
 
     name = "hip-share-lds"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
-            _copies_first(kernel.body.block)
-            _share(kernel)
-            _check_size(kernel)
+            early = kernel.clone()
+            _copies_first(early.body.block)
+            _arrange(early)
+            if lds_bytes(early) <= SMALLEST_LDS:
+                Rewriter.replace_op(kernel, early)
+            else:
+                _copies_last(kernel.body.block)
+                _arrange(kernel)
+                _check_size(kernel)

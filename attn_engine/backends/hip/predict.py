@@ -8,13 +8,11 @@ from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import SSAValue
 
 from attn_engine.arch import Arch
-from attn_engine.backends.hip.emit_buffer import NEEDS_SCRATCH, scratch_sizes
 from attn_engine.backends.hip.lds import lds_bytes
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_layout import MfmaAttr
-from attn_engine.dialects.tile_types import MemorySpace
 
 _DEPTH_OF_F32 = {32: 2, 16: 4}
 
@@ -33,17 +31,8 @@ def predict(module: ModuleOp, arch: Arch) -> dict[str, Needs]:
 
 
 def _needs(kernel: tile.KernelOp, arch: Arch) -> Needs:
-    allocs = [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]
-    tiles = sum(lds_bytes(a) for a in allocs if memory.buffer_type(a.result).memory_space is MemorySpace.SHARED)
-    shared_axes = [op for op in kernel.walk() if isinstance(op, NEEDS_SCRATCH)]
     products = [op for op in kernel.walk() if isinstance(op, compute.GemmOp)]
-    return Needs(tiles + sum(map(_scratch, shared_axes)), sum(_instructions(op, arch) for op in products))
-
-
-def _scratch(op: compute.BufferReduceOp | compute.BufferScanOp | compute.BufferTotalOp) -> int:
-    """Bytes by which waves that share an axis combine what each has; none where one wave has all."""
-    length, waves = scratch_sizes(op)
-    return 4 * waves * length if waves > 1 else 0
+    return Needs(lds_bytes(kernel), sum(_instructions(op, arch) for op in products))
 
 
 def _instructions(op: compute.GemmOp, arch: Arch) -> int:

@@ -12,7 +12,6 @@ from xdsl.rewriter import Rewriter
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_memory import CopyInOp, CopyOp, is_fragment
 from attn_engine.dialects.tile_types import MemorySpace
-from attn_engine.errors import PassError
 from attn_engine.passes.memory.held import InBuffer, Memory, is_local_and_used_once
 
 Convert = Callable[[Memory, Block], None]
@@ -68,16 +67,19 @@ def _loop_of_numbers(memory: Memory, op: scf.ForOp) -> tuple[scf.ForOp, Block]:
 
 
 def convert_if(memory: Memory, op: scf.IfOp, convert: Convert) -> None:
-    """Both branches write the results' buffers."""
-    for result in op.results:
-        if not _is_tensor(result):
-            raise PassError("tile-assign-memory", f"scf.if gives a value of type {result.type}, not a tensor")
-    targets = [memory.alloc(r.type, MemorySpace.REGISTER, r.name_hint) for r in op.results]
-    for result, target in zip(op.results, targets, strict=True):
+    """Both branches write the buffers of results; numbers stay results."""
+    tensors = list(filter(_is_tensor, op.results))
+    numbers = [result for result in op.results if not _is_tensor(result)]
+    targets = [memory.alloc(r.type, MemorySpace.REGISTER, r.name_hint) for r in tensors]
+    for result, target in zip(tensors, targets, strict=True):
         memory.held[result] = InBuffer(target)
     regions = [region for region in (op.true_region, op.false_region) if region.blocks]
     bodies = [Block() for _ in regions]
-    memory.insert(scf.IfOp(op.cond, [], [bodies[0]], [bodies[1]] if len(bodies) == 2 else None))
+    kinds = [number.type for number in numbers]
+    new = memory.insert(scf.IfOp(op.cond, kinds, [bodies[0]], [bodies[1]] if len(bodies) == 2 else None))
+    for before, after in zip(numbers, new.results, strict=True):
+        after.name_hint = before.name_hint
+        before.replace_all_uses_with(after)
     for region, body in zip(regions, bodies, strict=True):
         end = region.block.last_op
         assert isinstance(end, scf.YieldOp)

@@ -44,10 +44,10 @@ tile.kernel @gram(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, %m: !til
     tile.buffer_atomic_add %s, %y[%r0, %n0] dims [0, 1] bounded [0, 1] limits(%n, %n) : !tile.buffer<64x64xf32, register>, !tile.global<2 x f32>
     // CHECK: tile.buffer_reduce max %s, 1 into %top : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
     tile.buffer_reduce max %s, 1 into %top : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
-    // CHECK: tile.buffer_scan sum %top, 0 reverse into %top : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
-    tile.buffer_scan sum %top, 0 reverse into %top : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
     // CHECK: tile.copy_out %top, %m[%r0] dims [0] bounded [0] limits(%n) : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
     tile.copy_out %top, %m[%r0] dims [0] bounded [0] limits(%n) : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
+    // CHECK: tile.buffer_scan sum %top, 0 reverse into %top : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
+    tile.buffer_scan sum %top, 0 reverse into %top : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
     // CHECK: } {stages = 2 : i64}
   } {stages = 2 : i64}
   tile.end

@@ -45,3 +45,26 @@ tile.kernel @two_products(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, 
   tile.copy_out %s, %y[%c0, %c0] dims [1, 0] : !tile.buffer<64x128xf32, register>, !tile.global<2 x f32>
   tile.end
 }
+
+// Vectors that lie along both axes of tiles meet: the one that is read goes through LDS.
+// CHECK-LABEL: tile.kernel @meeting
+tile.kernel @meeting(%x: !tile.global<2 x f32>, %y: !tile.global<1 x f32>) attributes {threads = 64 : i64} {
+  %s = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %rows = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %columns = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %c0 = arith.constant 0 : i32
+  tile.copy_in %x[%c0, %c0] dims [0, 1] into %s : !tile.global<2 x f32>, !tile.buffer<64x64xf32, register>
+  tile.buffer_reduce sum %s, 1 into %rows : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
+  tile.buffer_scan sum %rows, 0 into %rows : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
+  tile.buffer_reduce sum %s, 0 into %columns : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
+  // CHECK: tile.copy %rows, %rows_shared
+  // CHECK: tile.copy %rows_shared, %rows_turned
+  // CHECK: tile.buffer_map (%columns, %rows_turned) axes {{\[\[}}0], [0]] into (%columns)
+  tile.buffer_map (%columns, %rows) axes [[0], [0]] into (%columns) : (!tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>) into (!tile.buffer<64xf32, register>) {
+  ^bb0(%a: f32, %b: f32):
+    %c = arith.addf %a, %b : f32
+    tile.yield %c : f32
+  }
+  tile.copy_out %columns, %y[%c0] dims [0] : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
+  tile.end
+}

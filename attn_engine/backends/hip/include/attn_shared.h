@@ -97,6 +97,13 @@ struct Shared {
 template <class T, int N>
 using SharedVector = Shared<T, 1, N>;
 
+// A tile in the memory of another one, which must not be needed as long as it is.
+template <class S, class H>
+ATTN_DEVICE S &within(H &host) {
+  static_assert(sizeof(S) <= sizeof(H) && alignof(S) <= alignof(H), "a tile does not fit into another one");
+  return *reinterpret_cast<S *>(&host);
+}
+
 // A tile read as its transpose.
 template <class S>
 struct Transposed {

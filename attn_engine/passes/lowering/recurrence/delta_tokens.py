@@ -25,7 +25,9 @@ from attn_engine.passes.lowering.scope import Index, Scope
 if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.delta_adjoint import Kept
 
-WIDE_WARPS = 8
+WIDE_WARPS, NARROW_WARPS = 8, 4
+WIDE_CHUNK = 64
+"""Tokens of a chunk from which on a tile of weights is shared by more warps."""
 
 
 def slot_of(view: View, scope: Scope, t0: SSAValue, chunk: int) -> SSAValue:
@@ -160,7 +162,8 @@ class TokenGradients(Gradients):
     def run(self) -> None:
         op = self.op
         operands = [op.q, op.k, op.d_o, op.decay]
-        each_chunk(self.setting, self.sweep.sizes, "read", WIDE_WARPS, operands, self._body)
+        warps = WIDE_WARPS if self.setting.form.chunk >= WIDE_CHUNK else NARROW_WARPS
+        each_chunk(self.setting, self.sweep.sizes, "read", warps, operands, self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         tiles, chunk = self.open(view, scope, t0), self.chunk
