@@ -132,8 +132,8 @@ def compile_all(cases: list[Case], peers: list[Case]) -> None:
     """Our kernels, and beside them those of the peers of some cases."""
     tasks = [(case, OURS, backward) for backward in (True, False) for case in cases]
     cores = max(2, (os.cpu_count() or 2) - 2)
-    shares = cores - min(len(tasks), cores // 2) if peers else 0
-    with ProcessPoolExecutor(max(shares, 1), SPAWN) as others, ProcessPoolExecutor(cores - shares, SPAWN) as own:
+    shares = max(1, cores - len(tasks)) if peers else 0
+    with ProcessPoolExecutor(max(shares, 1), SPAWN) as others, ProcessPoolExecutor(cores, SPAWN) as own:
         parts = [others.submit(compile_share, (peers, number, shares)) for number in range(shares)]
         for future in [*[own.submit(warm, task) for task in tasks], *parts]:
             future.result()
@@ -233,17 +233,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--peers", type=Path, help="a folder with the packages fla and mamba_ssm")
     parser.add_argument("--shapes", action="store_true", help="the shapes of the ancestors instead, without peers")
-    parser.add_argument("--cases", type=int, help="only the first so many")
+    parser.add_argument(
+        "--cases", nargs="+", default=[""], metavar="NAME", help="only those with one of these in their names"
+    )
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.peers:
         sys.path.append(str(arguments.peers))
         os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(arguments.peers)])
-    cases = (OTHER_SHAPES if arguments.shapes else CASES)[: arguments.cases]
+    known = OTHER_SHAPES if arguments.shapes else CASES
+    cases = [case for case in known if any(part in case.name for part in arguments.cases)]
     packages = [] if arguments.shapes else [p for p in ("fla", "mamba_ssm") if importlib.util.find_spec(p)]
     compile_all(cases, [case for case in cases if package_of(case) in packages])
     lines = report(cases, packages, "draft" if arguments.shapes else "peer")
-    for batch in () if arguments.shapes else (1, 16, 256):
+    for batch in (1, 16, 256) if arguments.cases == [""] and not arguments.shapes else ():
         lines.append(decode(batch))
         print(lines[-1], flush=True)
     name = "recurrence_shapes.md" if arguments.shapes else "recurrence.md"

@@ -89,7 +89,7 @@ class Work:
     def block(self) -> int:
         """A sweep whose rows decay has no weights to make: its state may take more registers."""
         numbers = 2 * STATE if self.kind is Kind.ROWS and not self.weighted else STATE
-        numbers = numbers * 2 // self.size
+        numbers = numbers * (1 if self.key <= LARGEST_KEY else 2) * 2 // self.size
         return max(16, min(COLUMNS, self.value, numbers // self.key))
 
     def bytes(self, chunk: int, stages: int) -> int:

@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     "channel 128": _case(gradients, 2, 150, 4, 2, 128, 128, dtype=BRAIN, kind="channel"),
     "delta 64": _case(gradients, 2, 70, 4, 2, 64, 64, dtype=BRAIN, kind="delta"),
     "delta 128": _case(gradients, 2, 150, 4, 2, 128, 128, dtype=BRAIN, kind="delta"),
+    "delta 256": _case(gradients, 1, 150, 2, 2, 256, 256, dtype=BRAIN, kind="delta"),
     "channel delta": _case(gradients, 1, 70, 2, 2, 64, 64, dtype=BRAIN, kind="channel delta"),
     "channel pieces": _case(gradients, 1, 1100, 2, 2, 64, 64, dtype=BRAIN, kind="channel"),
     "512 values": _case(gradients, 1, 130, 2, 2, 64, 512, dtype=BRAIN),

@@ -43,7 +43,7 @@ def test_states_fit_registers_and_tiles_shared_memory():
     wide = replace(WORK, key=256, value=256)
     assert form(wide).value_block == 32
     assert not form(wide).turned
-    assert (form(replace(WORK, key=512)).value_block, form(replace(WORK, key=512)).num_warps) == (16, 8)
+    assert (form(replace(WORK, key=512)).value_block, form(replace(WORK, key=512)).num_warps) == (32, 8)
     assert form(replace(wide, size=4)).num_stages == 1
     assert form(arch=get_arch("sm_86")).num_stages == 1
 

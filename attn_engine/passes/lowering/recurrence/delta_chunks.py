@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import bf16, f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.passes.lowering.kernel import Head
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.fade import Fade
@@ -28,6 +29,8 @@ from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
 from attn_engine.passes.lowering.scope import Index, Scope
+
+COLUMNS = 64
 
 
 class Solved:
@@ -40,7 +43,7 @@ class Solved:
         self.element, self.chunk = tile.element_of(v), setting.form.chunk
         self.precision = setting.precision(self.element)
         leading: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
-        columns = state.splits * state.value.tile
+        self.columns = columns = state.splits * state.value.tile
         self.reads = setting.temporary([*leading, state.key.tile], self.element, "reads")
         self.fixed = setting.temporary([*leading, columns], self.element, "fixed")
         self.inverse = setting.temporary([*leading, self.chunk], self.element, "inverse") if keep else None
@@ -65,10 +68,15 @@ class Solved:
             tiles.map([chunk, chunk], lambda t, d=decayed: factor(t, d), self.element) for decayed in (True, False)
         )
         view.store_own(scope, tiles.rounded(tiles.dot(on_keys, k), self.element), self.reads, t0, zero)
-        for part in range(state.splits):
-            v0 = scope.value(part * state.value.tile)
-            v = view.rows(scope, self.v, t0, chunk, state.value, v0)
+        values = self._values()
+        for v0 in (scope.value(start) for start in range(0, self.columns, values.tile)):
+            v = view.rows(scope, self.v, t0, chunk, values, v0)
             view.store_own(scope, tiles.rounded(tiles.dot(on_values, v), self.element), self.fixed, t0, v0)
+
+    def _values(self) -> Head:
+        """Value channels at a time: as many as a product of matrices is good with, whatever sweeps take."""
+        tile_, wide = self.state.value.tile, COLUMNS
+        return Head(self.state.value.size, wide if tile_ < wide and self.columns % wide == 0 else tile_)
 
     def _system(self, tiles: Tiles, k: SSAValue, fade: Fade | None, beta: SSAValue) -> SSAValue:
         """L."""
