@@ -3,6 +3,7 @@
 Softmax in many shapes beside cuDNN and, where `flash_attn.cute` can be imported, FlashAttention-4's kernels for
 Hopper; then the forwards of `bench.custom`'s rows beside their peers. bf16, medians of interleaved rounds on cold
 L2, TFLOP/s of visible scores. Every output is compared in float64 on the last rows of one head.
+FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 lets processes side by side compile the former's kernels as well.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def fa4() -> Callable[..., Any] | None:
         return None
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -105,7 +106,7 @@ def softmax(case: Softmax) -> Attend:
 
 def contenders(case: Softmax, operands: Sequence[Tensor]) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {OURS: partial(softmax(case), *operands)}
-    found[CUDNN] = partial(cudnn, *operands, case.causal)
+    found[CUDNN] = partial(_cudnn, *operands, case.causal)
     attend = fa4()
     if attend is not None:
         found[FA4] = _fa4(attend, operands, case.causal)
@@ -127,7 +128,10 @@ def build(task: tuple[str, int | str]) -> None:
         side, key = task
         if isinstance(key, int):
             case = SOFTMAX[key]
-            softmax(case)(*inputs(case.shape, case.kv_heads))
+            operands = inputs(case.shape, case.kv_heads)
+            attend = fa4() if side == FA4 else None
+            run = _fa4(attend, operands, case.causal) if attend is not None else partial(softmax(case), *operands)
+            run()
         else:
             custom = ROWS[key]()
             attend = sides(custom)[side]
@@ -203,7 +207,8 @@ def tasks(groups: Sequence[str]) -> list[tuple[str, int | str]]:
     if "custom" in groups:
         found += [(side, key) for key in CUSTOM for side in (PEER, OURS)]
     if "softmax" in groups:
-        found += [(OURS, number) for number in range(len(SOFTMAX))]
+        sides_of = (OURS, FA4) if fa4() is not None else (OURS,)
+        found += [(side, number) for number in range(len(SOFTMAX)) for side in sides_of]
     return found
 
 
