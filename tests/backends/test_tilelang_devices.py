@@ -65,12 +65,13 @@ def test_gradients_for_amd(source: str):
 
 
 def test_blocks_are_walked_in_one_loop(source: str):
-    """Of dk and dv in another over heads; what it takes of scalars is computed in that."""
+    """Of dk and dv over heads as well; sums are set to zero before it, and stay where they are in it."""
     kernels = [kernel for kernel in source.split("_program(")[1:] if "@T.prim_func" in kernel]
     loops = [(kernel.count("T.Pipelined("), kernel.count("T.serial(")) for kernel in kernels]
-    assert loops == [(1, 0), (0, 0), (1, 0), (1, 1)]
-    heads, blocks = kernels[3].split("T.serial(")
-    assert " hi_kept[0] = " not in heads and " hi_kept[0] = " in blocks
+    assert loops == [(1, 0), (0, 0), (1, 0), (1, 0)]
+    before, loop = kernels[3].split("T.Pipelined(")
+    assert before.count("T.fill(d") == 2
+    assert "T.copy(dk_" in before and "T.copy(dk_" not in loop.split("T.gemm(")[0]
 
 
 def test_only_the_loop_copies_ahead(source: str):

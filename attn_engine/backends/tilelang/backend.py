@@ -10,10 +10,10 @@ BACKEND = Backend(
     pipeline=(
         'tile-expand-math{keep="math.erf"}',
         "tile-assign-memory{one_pipeline=true}",
+        "tilelang-flatten-loops",
         "tilelang-bounds",
         "tilelang-copies",
         "tilelang-overlap",
-        "tilelang-nest-scalars",
     ),
     emit=emit,
     build=build,

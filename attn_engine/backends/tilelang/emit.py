@@ -148,7 +148,9 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     printer.trip = printer.names.fresh("trip")
     with printer.writer.block(f"for {printer.trip} in {loop}:"):
         printer.writer.line(f"{printer.text(op.body.block.args[0])} = {lower} + {printer.trip} * {step}")
+        printer.copies_ahead = stages > 1
         _print_block(printer, op.body.block)
+        printer.copies_ahead = False
 
 
 def _if(printer: KernelPrinter, op: scf.IfOp) -> None:

@@ -45,7 +45,7 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
     uses = [spelling.count(f"{{{n}}}") * _weight(printer, operand) for n, operand in enumerate(op.operands)]
     weight = 1 + sum(uses)
     limit = MAP_LIMIT if printer.indices else SCHEDULED_LIMIT if printer.ids else KERNEL_LIMIT
-    if weight > limit:
+    if weight > limit and (printer.indices or not printer.copies_ahead):
         _keep(printer, op, value)
         return
     printer.weights[op.results[0]] = weight

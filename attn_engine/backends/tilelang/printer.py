@@ -51,6 +51,8 @@ class KernelPrinter:
         """By op: what a schedule of the kernel's threads calls it, where the kernel has one."""
         self.ahead = self.names.fresh("ahead")
         """The fact that the kernel runs by that schedule."""
+        self.copies_ahead = False
+        """Inside a loop with stages: TileLang loses what is kept in memory there."""
         self.trip = ""
         """The number of the iteration, in a loop."""
         for argument in kernel.body.block.args:
