@@ -69,6 +69,8 @@ class Known(NamedTuple):
     tables_in_blocks: bool
     """And of captured tables."""
     decoding: Decoding
+    exact: bool
+    """Captured tables that train are just as long as the tensors."""
 
 
 @dataclass(eq=False)
@@ -169,7 +171,8 @@ class Attention(Inspection):
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
         covered, in_few = trace.rules.covered(captures, sizes), decoding(sizes, target_of(q.device, self.backend))
         blocks = in_blocks((q, k, v)), tables_in_blocks(captures)
-        known = Known(factor > 0, covered, length, multiple, *blocks, in_few)
+        exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
+        known = Known(factor > 0, covered, length, multiple, *blocks, in_few, exact)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -247,7 +250,7 @@ class Attention(Inspection):
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
         pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
-        facts = (known.positive_scale, known.covered, multiple, descriptors, self.deterministic)
+        facts = (known.positive_scale, known.covered, multiple, descriptors, self.deterministic, known.exact)
         request = Request(wrt, target.backend, way.schedule, *facts)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))

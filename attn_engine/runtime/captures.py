@@ -48,6 +48,12 @@ class CaptureRules:
         """Whether every table is as long as the queries or keys that index it directly."""
         return all(tensors[r.capture].shape[r.axis] >= getattr(sizes, r.size) for r in self.wanted)
 
+    def exact(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> bool:
+        """Whether some tables train, and are just as long as what indexes them directly."""
+        trained = [n for n, tensor in enumerate(tensors) if tensor.requires_grad]
+        rules = [r for r in (*self.needed, *self.wanted) if r.capture in trained]
+        return bool(trained) and all(tensors[r.capture].shape[r.axis] == getattr(sizes, r.size) for r in rules)
+
     def check(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> None:
         """Errors that kernels cannot report: a table too short for the batch or the heads, a gradient of a mask."""
         for rule in self.needed:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline
 
@@ -46,6 +46,8 @@ class Request:
     """Blocks of the operands are copied through descriptors."""
     deterministic: bool = False
     """Sums have one order: the same bits every run."""
+    exact: bool = False
+    """Captures that train are exactly as long as the tensors."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Signature:
     gradients: tuple[str, ...]
     """Of q, k and v, those with a gradient."""
     grad_captures: tuple[int, ...]
+    stored: frozenset[int] = frozenset()
+    """Of these, those whose gradients have the type of the capture; others are sums, in f32."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
     flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
+    flags["exact"] = request.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)
     convert = convert_spec(request.schedule, flags, backend.channels)
@@ -255,10 +260,21 @@ def lookup(key: str) -> Compiled:
     return _CACHE[key]
 
 
+def _stored(shape: Signature, parts: Sequence[Part]) -> frozenset[int]:
+    """Read off the types of the last arguments of the backward: gradients of captures, then the scale."""
+    plans = [
+        o for part in parts for o in part.tiles.ops if isinstance(o, tile.PlanOp) and o.sym_name.data == "backward"
+    ]
+    gradients = plans[0].body.block.args[-1 - len(shape.grad_captures) : -1] if plans else ()
+    pairs = zip(shape.grad_captures, gradients, strict=bool(plans))
+    return frozenset(n for n, memory in pairs if tile.element_of(memory) != f32)
+
+
 def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
     lowered = to_attn(module, request.wrt)
     shape = signature(lowered)
     parts = to_parts(lowered, request)
+    shape = replace(shape, stored=_stored(shape, parts))
     sources = [part.source for part in parts]
     plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.build(text).items()}
     tile_ir = "\n".join(str(part.tiles) for part in parts)

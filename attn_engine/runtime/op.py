@@ -66,7 +66,8 @@ def _backward_results(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], c
     shape = compiled.signature
     operands = {"q": q, "k": k, "v": v}
     results = [torch.empty_like(operands[n]) for n in shape.gradients]
-    return results + [torch.empty(captures[n].shape, dtype=torch.float32, device=q.device) for n in shape.grad_captures]
+    types = {n: captures[n].dtype if n in shape.stored else torch.float32 for n in shape.grad_captures}
+    return results + [torch.empty(captures[n].shape, dtype=dtype, device=q.device) for n, dtype in types.items()]
 
 
 @custom_op("attn_engine::backward", mutates_args=())
@@ -82,7 +83,7 @@ def backward(
     scale: float,
     key: str,
 ) -> list[Tensor]:
-    """[dq, dk, dv (those wanted)..., gradients of captures (float32)...]."""
+    """[dq, dk, dv (those wanted)..., gradients of captures (float32, or the type of the capture)...]."""
     compiled = lookup(key)
     results = _backward_results(q, k, v, captures, compiled)
     arguments = (q, k, v, o, d_o, *saved, *d_outputs, *captures, *results, scale)

@@ -169,7 +169,8 @@ def check_kernel(signature: Signature) -> None:
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
     for body in bodies:
         known = [shared.add for shared in step_of(body, signature).shared]
-        if any(isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) and op not in known for op in body.ops):
+        writes = (tile.AtomicAddOp, tile.ScatterAddOp, tile.StoreOp)
+        if any(isinstance(op, writes) and op not in known for op in body.ops):
             raise AsyncUnsupportedError("it adds to a capture's gradient score by score")
 
 

@@ -3,7 +3,7 @@
 Each gradient is owned by one kernel. A capture whose index has no key is accumulated where a program
 owns its queries (the row kernel for contributions of `rows`, else dq); one with a key and no query where
 a program owns its keys (dk/dv); one with both with dq: summed along diagonals first where it depends on
-positions through their distance alone, else element by element.
+positions through their distance alone, in blocks where it is read at [.., q, kv], else element by element.
 
 Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
 seven; captures whose index has no query are found with them, others keep the two kernels apart. Heads so wide that
@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import f32
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.diagonals import DiagonalSums, by_distance
-from attn_engine.passes.lowering.frame import Operands
+from attn_engine.passes.lowering.frame import Operands, present
 from attn_engine.passes.lowering.gradients import capture_axes
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.key_gradients import KeyGradients
@@ -28,6 +29,8 @@ from attn_engine.passes.lowering.mods import Mods
 from attn_engine.passes.lowering.query_gradients import QueryGradients
 from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.row_vectors import RowVectors
+from attn_engine.passes.lowering.scope import Scope
+from attn_engine.passes.lowering.score_gradients import score_gradients, stored
 from attn_engine.passes.lowering.tables import Tables
 
 
@@ -48,11 +51,13 @@ class BackwardLowering:
     fused: bool = False
     diagonals: bool = False
     apart: bool = False
+    exact: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
+        self.blockwise = score_gradients(op, self.exact)
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan, operands)
@@ -71,10 +76,11 @@ class BackwardLowering:
             kernel = Kernel(f"{self.name}_dq", plan, self.dq)
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
-            scattered = [n for n in by_both if n not in diagonals]
-            QueryGradients(op, operands, kernel, vectors, by_query, scattered, diagonals).build(blocks)
+            scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
+            contributions = (by_query, scattered, diagonals, self.blockwise)
+            QueryGradients(op, operands, kernel, vectors, *contributions).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
-            self.kernels += [sums.finish(f"{self.name}_distances{n}") for n, sums in diagonals.items()]
+            self.kernels += [found.finish(f"{self.name}_distances{n}") for n, found in diagonals.items()]
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
@@ -108,14 +114,19 @@ class BackwardLowering:
             if value is not None:
                 plan.argument(name, global_of(value.type))
         self.grad_names = [f"d_{operands.capture_names[n.value.data]}" for n in op.grad_captures]
-        for name, value in zip(self.grad_names, op.d_captures, strict=True):
-            plan.argument(name, tile.GlobalType(global_of(value.type).rank.data, f32))
+        self.stored = stored(list(self.blockwise.values()))
+        for name, position in zip(self.grad_names, op.grad_captures, strict=True):
+            memory = global_of(op.captures[position.value.data].type)
+            own = memory if position.value.data in self.stored else tile.GlobalType(memory.rank.data, f32)
+            plan.argument(name, own)
         plan.argument("scale", f32)
 
     def _zero(self, plan: Plan) -> None:
-        """Capture gradients are sums over programs."""
-        for name in self.grad_names:
-            plan.scope.add(tile.FillOp(plan.args[name], plan.scope.real(0.0)))
+        """Capture gradients are sums over programs, or of scores of which some are not visited."""
+        every = present(self.op.blocks) is None and present(self.op.kinds) is None
+        for name, position in zip(self.grad_names, self.op.grad_captures, strict=True):
+            if not (every and position.value.data in self.stored):
+                plan.scope.add(tile.FillOp(plan.args[name], _zero_like(plan.scope, plan.args[name])))
 
     def _row_vectors(self, plan: Plan, operands: Operands) -> list[SSAValue]:
         """Temporaries for what `rows` yields, filled by a kernel of their own where there is anything to do."""
@@ -140,3 +151,9 @@ def fuses(op: attn.BackwardOp) -> bool:
     """Whether the dk/dv kernel can find dq too: there are such gradients, and none of a capture with an index of queries."""
     by_key = all("q" not in axes for axes in capture_axes(op))
     return by_key and op.dq is not None and (op.dk is not None or op.dv is not None)
+
+
+def _zero_like(scope: Scope, memory: SSAValue) -> SSAValue:
+    element = tile.element_of(memory)
+    assert isinstance(element, AnyFloat)
+    return scope.add(arith.ConstantOp(FloatAttr(0.0, element)), "c").result

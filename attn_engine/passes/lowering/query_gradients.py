@@ -20,13 +20,14 @@ from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.row_vectors import scaled_product
 from attn_engine.passes.lowering.scope import Scope
+from attn_engine.passes.lowering.score_gradients import ScoreGradient
 
 
 @dataclass
 class QueryGradients:
     """`carried` are the contributions summed over the keys in registers, `scattered` those added element by element.
 
-    `diagonals` are those that are summed along diagonals of a block first.
+    `diagonals` are those that are summed along diagonals of a block first, `blockwise` those that leave as a block.
     """
 
     op: attn.BackwardOp
@@ -36,6 +37,7 @@ class QueryGradients:
     carried: list[int]
     scattered: list[int]
     diagonals: Mapping[int, DiagonalSums] = field(default_factory=dict[int, DiagonalSums])
+    blockwise: Mapping[int, ScoreGradient] = field(default_factory=dict[int, ScoreGradient])
 
     def build(self, blocks: SSAValue) -> None:
         kernel, scope, operands = self.kernel, self.kernel.scope, self.operands
@@ -84,19 +86,33 @@ class QueryGradients:
         ]
         if frame.leads("dq"):
             wanted.append(cast(program, dx, operands.element))
-        apart = [*self.scattered, *self.diagonals]
-        wanted += [counted(frame, program, program.contributions[c].value, index[2], frame.sq) for c in apart]
+        apart = [*self.scattered, *self.diagonals, *self.blockwise]
+        wanted += [self._contribution(program, c, index[2]) for c in apart]
         found = frame.run(program, scope, wanted)
         for c, value in zip(apart, found[len(found) - len(apart) :], strict=True):
-            if c in self.diagonals:
-                self.diagonals[c].add(frame, scope, spread(scope, value, frame.shape), self.q0, n0)
-            else:
-                flush(frame, scope, target_of(frame, scope, program, program.contributions[c]), value, frame.shape)
+            self._leave(scope, program, c, value, n0)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[: len(self.carried)]]
         if frame.leads("dq"):
             ds = spread(scope, found[len(self.carried)], frame.shape)
             new.append(frame.dot(scope, ds, k, inside[-1], "dq"))
         return new
+
+    def _contribution(self, program: Program, number: int, q: SSAValue) -> SSAValue:
+        """An element of a contribution, in the type of the memory that it goes to."""
+        value = counted(self.frame, program, program.contributions[number].value, q, self.frame.sq)
+        if number not in self.blockwise:
+            return value
+        name = self.operands.capture_names[self.blockwise[number].capture]
+        return cast(program, value, tile.element_of(self.operands[f"d_{name}"]))
+
+    def _leave(self, scope: Scope, program: Program, number: int, value: Bound, n0: SSAValue) -> None:
+        frame = self.frame
+        if number in self.diagonals:
+            self.diagonals[number].add(frame, scope, spread(scope, value, frame.shape), self.q0, n0)
+        elif number in self.blockwise:
+            self.blockwise[number].leave(frame, scope, spread(scope, value, frame.shape), self.q0, n0)
+        else:
+            flush(frame, scope, target_of(frame, scope, program, program.contributions[number]), value, frame.shape)
 
     def _store(self, scope: Scope, acc: SSAValue, q: SSAValue, q0: SSAValue) -> None:
         frame, head = self.frame, self.operands.qk
