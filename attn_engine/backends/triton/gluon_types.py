@@ -105,7 +105,10 @@ class Own:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Up to four neighbours along the last axis a thread, a warp along that axis as far as it goes."""
+    """Some neighbours along the last axis a thread, a warp along that axis as far as it goes.
+
+    Of a row of a matrix as many as 16 bytes hold of the narrowest elements, of a vector up to four.
+    """
 
     shape: tuple[int, ...]
     warps: int
@@ -113,7 +116,7 @@ class Blocked:
     def text(self) -> str:
         *outer, last = self.shape
         ones = [1] * len(outer)
-        size = max(1, min(_VECTOR, last // _WARP))
+        size = min(2 * _VECTOR, last) if outer else max(1, min(_VECTOR, last // _WARP))
         across = min(_WARP, last // size)
         threads = [*ones[:-1], _WARP // across, across] if outer else [_WARP]
         warps = [*ones[:-1], self.warps, 1] if outer else [self.warps]
