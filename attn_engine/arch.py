@@ -49,6 +49,8 @@ class Arch:
     matrix: tuple[Matrix, ...]
     """Best first."""
     bfloat16: bool = True
+    fp8: str = ""
+    """The floats of 8 bits that its matrix instructions multiply, where we use them; elsewhere they go through f16."""
     tf32: bool = False
 
     @property
@@ -86,7 +88,9 @@ def _nvidia(name: str, sms: int, block_kib: int, sm_kib: int, l2_mib: int, matri
     )
 
 
-def _amd(name: str, units: int, lds_kib: int, l2_mib: int, matrix: tuple[Matrix, ...], tf32: bool = False) -> Arch:
+def _amd(
+    name: str, units: int, lds_kib: int, l2_mib: int, matrix: tuple[Matrix, ...], tf32: bool = False, fp8: str = ""
+) -> Arch:
     return Arch(
         name=name,
         vendor=Vendor.AMD,
@@ -100,6 +104,7 @@ def _amd(name: str, units: int, lds_kib: int, l2_mib: int, matrix: tuple[Matrix,
         l2=l2_mib * KIB * KIB,
         matrix=matrix,
         tf32=tf32,
+        fp8=fp8,
     )
 
 
@@ -111,8 +116,8 @@ ARCHES: dict[str, Arch] = {
         _nvidia("sm_89", 142, 99, 100, 96, (_MMA,)),
         _nvidia("sm_90", 132, 227, 228, 50, (_WGMMA, _MMA)),
         _amd("gfx90a", 110, 64, 8, (_MFMA_32, _MFMA_16)),
-        _amd("gfx942", 304, 64, 4, (_MFMA_32, _MFMA_16), tf32=True),
-        _amd("gfx950", 256, 160, 4, (_MFMA_32_WIDE, _MFMA_16_WIDE)),
+        _amd("gfx942", 304, 64, 4, (_MFMA_32, _MFMA_16), tf32=True, fp8="f8E4M3FNUZ"),
+        _amd("gfx950", 256, 160, 4, (_MFMA_32_WIDE, _MFMA_16_WIDE), fp8="f8E4M3FN"),
     )
 }
 

@@ -21,6 +21,8 @@ from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
     DenseIntOrFPElementsAttr,
+    Float8E4M3FNType,
+    Float8E4M3FNUZType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -57,6 +59,8 @@ _FLOATS: dict[type[Attribute], torch.dtype] = {
     BFloat16Type: torch.bfloat16,
     Float32Type: torch.float32,
     Float64Type: torch.float64,
+    Float8E4M3FNType: torch.float8_e4m3fn,
+    Float8E4M3FNUZType: torch.float8_e4m3fnuz,
 }
 
 

@@ -35,12 +35,18 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
 
 
 def run(
-    plans: Mapping[str, Plan], causal: bool, sq: int, skv: int, heads: tuple[int, int], dtype: torch.dtype
+    plans: Mapping[str, Plan],
+    causal: bool,
+    sq: int,
+    skv: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    result: torch.dtype | None = None,
 ) -> tuple[float, float]:
     """The largest errors of the output and of lse; NaN if anything was not written or came out wrong."""
     torch.manual_seed(sq + skv)
     q, k, v = (torch.randn(2, h, s, 64).to(dtype) for h, s in ((heads[0], sq), (heads[1], skv), (heads[1], skv)))
-    o, lse = torch.full_like(q, math.nan), torch.full(q.shape[:3], math.nan)
+    o, lse = torch.full(q.shape, math.nan, dtype=result or dtype), torch.full(q.shape[:3], math.nan)
     plans["forward_causal" if causal else "forward_full"](q, k, v, o, lse, 1 / math.sqrt(64))
     want, want_lse = softmax(q, k, v, causal)
     return (o - want).abs().max().item(), (lse - want_lse).abs().max().item()

@@ -59,7 +59,15 @@ def triton_places(text: str) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize(
     ("size", "depth", "width", "arch"),
-    [(32, 8, 4, "gfx942"), (16, 16, 4, "gfx942"), (32, 8, 4, "gfx90a"), (32, 16, 8, "gfx950"), (16, 32, 8, "gfx950")],
+    [
+        (32, 8, 4, "gfx942"),
+        (16, 16, 4, "gfx942"),
+        (32, 8, 4, "gfx90a"),
+        (32, 16, 8, "gfx950"),
+        (16, 32, 8, "gfx950"),
+        (32, 16, 8, "gfx942"),
+        (16, 32, 8, "gfx942"),
+    ],
 )
 def test_lane_maps(
     size: int, depth: int, width: int, arch: str, capfd: pytest.CaptureFixture[str], monkeypatch, tmp_path
@@ -81,7 +89,8 @@ def test_lane_maps(
 
 
 def regrouped(places: list[list[tuple[int, int]]], part: Part, depth: int, width: int) -> list[list[tuple[int, int]]]:
-    """Operands of the deepest instructions: runs of 4 here, of 8 there. k in another order, the same for both of them."""
+    """Operands of the deepest instructions (of 16 bits on gfx950, of 8 on gfx942 too): runs of 4 here, of 8 there. k in
+    another order, the same for both of them."""
     if part is Part.ACC or width == 4:
         return places
     groups = depth // 8

@@ -29,9 +29,9 @@ def _scalar(printer: FunctionPrinter, op: Operation) -> None:
 
 
 def _check_float(op: Operation) -> None:
-    """A bfloat is stored and converted; there is no arithmetic on it."""
-    if isinstance(op, _ON_FLOATS) and str(op.operands[0].type) == "bf16":
-        raise UnsupportedOpError(f"{op.name} on bf16", types.BACKEND_NAME)
+    """These are stored and converted; there is no arithmetic on them."""
+    if isinstance(op, _ON_FLOATS) and str(op.operands[0].type) in ("bf16", "f8E4M3FN", "f8E4M3FNUZ"):
+        raise UnsupportedOpError(f"{op.name} on {op.operands[0].type}", types.BACKEND_NAME)
 
 
 def _from_integer(printer: FunctionPrinter, op: Operation) -> None:

@@ -22,7 +22,7 @@ from attn_engine.errors import ScheduleError
 
 SIZES = (32, 16)
 """Rows and columns of a matrix instruction, best first."""
-_DEPTHS = {(32, 2): (16, 8), (16, 2): (32, 16), (32, 4): (8,), (16, 4): (16,)}
+_DEPTHS = {(32, 1): (16,), (16, 1): (32,), (32, 2): (16, 8), (16, 2): (32, 16), (32, 4): (8,), (16, 4): (16,)}
 """By size and bytes of an element: how deep a product of matrices is, deepest first. Where the device's instruction is
 less deep, it is several of them; a lane holds at least the 4 neighbours along the depth that an accumulator holds."""
 PADDING_BYTES = 16
@@ -309,7 +309,7 @@ def _in_lds(alloc: memory.BufferAllocOp) -> PaddedAttr:
     read = [use.operation for use in alloc.result.uses if alloc.result in reads(use.operation)]
     depths = {_depth_along_rows(op, alloc.result) for op in read}
     depth = next(iter(depths)) if len(depths) == 1 else None
-    return PaddedAttr(padding, depth if depth is not None and bits == 2 else 0)
+    return PaddedAttr(padding, depth if depth is not None and bits <= 2 else 0)
 
 
 def _depth_along_rows(op: Operation, tile_: SSAValue) -> int | None:

@@ -14,7 +14,7 @@ from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_layout import MfmaAttr
 
-_DEPTH_OF_F32 = {32: 2, 16: 4}
+_DEPTH_OF_F32, _DEPTH_OF_FP8 = {32: 2, 16: 4}, {32: 16, 16: 32}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ def _layout(value: SSAValue) -> MfmaAttr:
 
 
 def _depth(op: compute.GemmOp, size: int, arch: Arch) -> int:
-    if memory.buffer_type(op.a).element_type == f32:
+    element = memory.buffer_type(op.a).element_type
+    if element == f32:
         return _DEPTH_OF_F32[size]
+    if str(element) == arch.fp8:
+        return _DEPTH_OF_FP8[size]
     return next(matrix.k for matrix in arch.matrix if matrix.m == size)

@@ -27,6 +27,8 @@ _ELEMENTS = {
     "f32": "float",
     "f16": "attn::half",
     "bf16": "attn::bfloat",
+    "f8E4M3FN": "attn::fp8",
+    "f8E4M3FNUZ": "attn::fp8_fnuz",
     "i64": "long long",
     "i32": "int",
     "i16": "short",

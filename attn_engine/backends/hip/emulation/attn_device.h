@@ -74,9 +74,15 @@ T offered(const char *bytes) {
   return value;
 }
 
-inline float number(_Float16 value) { return value; }
-inline float number(float value) { return value; }
-inline float number(short bits) { return __builtin_bit_cast(float, unsigned(static_cast<unsigned short>(bits)) << 16); }
+struct Number {
+  float operator()(_Float16 value) const { return value; }
+  float operator()(float value) const { return value; }
+  float operator()(short bits) const { return __builtin_bit_cast(float, unsigned(static_cast<unsigned short>(bits)) << 16); }
+};
+template <class T>
+struct NumberOf {
+  float operator()(unsigned char bits) const { return float(__builtin_bit_cast(T, bits)); }
+};
 
 }  // namespace detail
 
@@ -108,7 +114,7 @@ ATTN_DEVICE float take(float value, int lane) {
 // order, the same for both.
 template <int M, int N, int K>
 struct Mfma {
-  template <class V, class C>
+  template <class NUMBER = detail::Number, class V, class C>
   static C run(V a, V b, C c) {
     constexpr int held = M * K / WAVE;
     return emulation::meet("a matrix instruction", a, b, [c](const emulation::Slot *wave) mutable {
@@ -118,7 +124,7 @@ struct Mfma {
         for (int k = 0; k < K; ++k) {
           const V left = detail::offered<V>(wave[k / held * M + row].a);
           const V right = detail::offered<V>(wave[k / held * N + lane() % N].b);
-          sum += detail::number(left[k % held]) * detail::number(right[k % held]);
+          sum += NUMBER()(left[k % held]) * NUMBER()(right[k % held]);
         }
         c[r] = sum;
       }
@@ -126,6 +132,14 @@ struct Mfma {
     });
   }
 };
+
+// Both kinds, as if a device had instructions for either.
+template <int BIAS>
+constexpr bool multiplies_e4m3 = true;
+template <class T, int M, int N, int K, class V, class C>
+C mfma_e4m3(V a, V b, C c) {
+  return Mfma<M, N, K>::template run<detail::NumberOf<T>>(a, b, c);
+}
 
 template <class... P, class... A>
 int launch(void (*kernel)(P...), Dim3 grid, int threads, void *, A... arguments) {

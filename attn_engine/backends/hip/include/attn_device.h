@@ -206,6 +206,26 @@ template <>
 struct Mfma<16, 16, 32> : Twice<16, 16, 16> {};
 #endif
 
+// Products of e4m3 with a bias, eight of each operand in a lane: which one the device's instructions read.
+#if defined(__gfx950__)
+template <int BIAS>
+constexpr bool multiplies_e4m3 = BIAS == 7;
+#elif defined(__gfx942__)
+template <int BIAS>
+constexpr bool multiplies_e4m3 = BIAS == 8;
+#else
+template <int BIAS>
+constexpr bool multiplies_e4m3 = false;
+#endif
+
+template <class T, int M, int N, int K, class V, class C>
+ATTN_DEVICE C mfma_e4m3(V a, V b, C c) {
+  static_assert((M == 32 && K == 16) || (M == 16 && K == 32), "no such instruction");
+  const long left = __builtin_bit_cast(long, a), right = __builtin_bit_cast(long, b);
+  if constexpr (M == 32) return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(left, right, c, 0, 0, 0);
+  else return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(left, right, c, 0, 0, 0);
+}
+
 // The host side. 0 is success, anything else an error of the HIP runtime.
 template <class... P, class... A>
 int launch(void (*kernel)(P...), Dim3 grid, int threads, void *stream, A... arguments) {

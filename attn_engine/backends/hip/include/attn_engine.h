@@ -7,6 +7,7 @@
 #include <attn_tensor.h>
 
 #include <attn_scalar.h>
+#include <attn_fp8.h>
 #include <attn_layout.h>
 #include <attn_shared.h>
 #include <attn_copy.h>

@@ -53,7 +53,7 @@ ATTN_DEVICE void gemm(const A &a, const B &b, Fragment<float, H, W, L> &acc) {
       ATTN_UNROLL for (int j = 0; j < columns; ++j) {
         const auto right = detail::operand<1, N, K, L>(b, column + j * N, k);
         auto &sum = acc.data[j * rows + i];
-        sum = Mfma<M, N, K>::run(left, right, sum);
+        sum = detail::Product<typename A::Element, M, N, K>::run(left, right, sum);
       }
     }
   }
