@@ -158,11 +158,12 @@ class OnlineFuncWarning(UserWarning):
 class UnsupportedGradientError(AttnEngineError):
     """A gradient was asked for through something that has none here."""
 
-    def __init__(self, what: str):
-        super().__init__(
-            f"no gradient through {what}; detach it, write it with differentiable arithmetic, or pass the "
-            "tensors that it reads without requires_grad"
+    def __init__(self, what: str, fix: str | None = None):
+        fix = (
+            fix
+            or "detach it, write it with differentiable arithmetic, or pass the tensors that it reads without requires_grad"
         )
+        super().__init__(f"no gradient through {what}; {fix}")
         self.what = what
 
 
@@ -303,11 +304,33 @@ class NondeterministicError(AttnEngineError):
         self.backend = backend
 
 
+_REFERENCE = 'backend="reference" has it, densely and in float64'
+
+
 class SecondDerivativeError(UnsupportedGradientError):
     """A gradient of a gradient."""
 
+    def __init__(self, fix: str | None = None) -> None:
+        super().__init__("the gradients of attention themselves (a second derivative)", fix)
+
+    @classmethod
+    def of_kernels(cls) -> SecondDerivativeError:
+        """Of an attention whose reference has it."""
+        return cls(_REFERENCE)
+
+
+class FunctionTransformError(UnsupportedGradientError):
+    """A derivative by a transform of `torch.func`."""
+
     def __init__(self) -> None:
-        super().__init__("the gradients of attention themselves (a second derivative)")
+        super().__init__("attention in torch.func.grad, vjp or jacrev", f"call torch.autograd.grad, or {_REFERENCE}")
+
+
+class ForwardModeError(UnsupportedGradientError):
+    """A derivative in forward mode."""
+
+    def __init__(self) -> None:
+        super().__init__("attention in forward mode (a tangent)", _REFERENCE)
 
 
 class RecurrenceFormError(AttnEngineError):

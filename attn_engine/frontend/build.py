@@ -63,15 +63,19 @@ def build(
     return_max: bool = False,
     custom: Mapping[str, torch.Tensor] | None = None,
     device: torch.device | None = None,
+    exact: bool = False,
 ) -> Traced:
-    """Trace a definition for tensors of one dtype and head dims; row outputs are the lse, then the largest score."""
+    """Trace a definition for tensors of one dtype and head dims; row outputs are the lse, then the largest score.
+
+    With `exact` captures of float64 stay so: of use to the reference alone.
+    """
     custom = custom or {}
     check_custom(definition.custom_io, custom)
     tensors, names, complete = reachable_tensors(definition)
     custom = _made_distinct(custom, tensors)
     known = {id(t): n for t, n in zip(reversed(tensors), reversed(names), strict=True)}
     names_of = known | {id(t): name for name, t in custom.items()}
-    tracer = Tracer(names_of, device=device or torch.device("cpu"))
+    tracer = Tracer(names_of, device=device or torch.device("cpu"), exact=exact)
     rows = tuple(name for name, wanted in (("lse", return_lse), ("max_scores", return_max)) if wanted)
     channels = {"query_mod": head_dim, "key_mod": head_dim, "value_mod": head_dim_v}
     regions, final = _trace_all(definition, tracer, custom, rows, channels)
@@ -94,6 +98,7 @@ def rebind(
     traced: Traced,
     custom: Mapping[str, torch.Tensor] | None = None,
     reached: Sequence[torch.Tensor] | None = None,
+    exact: bool = False,
 ) -> list[torch.Tensor] | None:
     """The tensors that a definition with the same key reads now, in operand order.
 
@@ -109,11 +114,11 @@ def rebind(
         if isinstance(position, str):
             if custom is None or position not in custom:
                 return None
-            found.append(as_operand(custom[position]))
+            found.append(as_operand(custom[position], exact))
         elif position is None or position >= len(tensors):
             return None
         else:
-            found.append(as_operand(tensors[position]))
+            found.append(as_operand(tensors[position], exact))
     fits = all(found[n].shape[axis] == size for (n, axis), size in traced.fixed_sizes.items())
     return found if fits else None
 

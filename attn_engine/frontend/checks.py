@@ -44,8 +44,8 @@ class Sizes:
     head_dim_v: int
 
 
-def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
-    """The sizes of a call, or the first thing wrong with its query, key and value."""
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, exact: bool = False) -> Sizes:
+    """The sizes of a call, or the first thing wrong with its query, key and value. `exact` takes float64 too."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
         if tensor.ndim != 4:
@@ -53,7 +53,7 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
                 f"{name} has {tensor.ndim} dimensions, shape {tuple(tensor.shape)}, but needs 4 (batch, head, position,"
                 f" channel): add the missing ones, for example {name}.unsqueeze(0)"
             )
-    _check_same_kind(q, {"k": k, "v": v})
+    _check_same_kind(q, {"k": k, "v": v}, exact)
     _check_shapes(q, k, v)
     return Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
 
@@ -69,11 +69,12 @@ def check_tensor(name: str, tensor: object) -> None:
         raise NotATensorError(f"{name} has layout {tensor.layout}, not torch.strided: pass {name}.to_dense()")
 
 
-def _check_same_kind(q: torch.Tensor, others: Mapping[str, torch.Tensor]) -> None:
-    if q.dtype not in DTYPES:
+def _check_same_kind(q: torch.Tensor, others: Mapping[str, torch.Tensor], exact: bool = False) -> None:
+    if q.dtype not in DTYPES and not (exact and q.dtype == torch.float64):
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise DtypeError(
             f"q is {q.dtype}, but kernels compute in {names}: pass q.to(torch.bfloat16), and k and v alike"
+            + (', or compute in float64 with backend="reference"' if q.dtype == torch.float64 else "")
         )
     for name, tensor in others.items():
         if tensor.dtype != q.dtype:

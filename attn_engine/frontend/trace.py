@@ -58,9 +58,9 @@ class Capture:
     type: Attribute
 
 
-def as_operand(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a dtype that kernels read; gradients flow through the conversion."""
-    converted = _CONVERTED.get(tensor.dtype)
+def as_operand(tensor: torch.Tensor, exact: bool = False) -> torch.Tensor:
+    """The tensor in a dtype that kernels read; gradients flow through the conversion. `exact` leaves float64 as it is."""
+    converted = None if exact and tensor.dtype == torch.float64 else _CONVERTED.get(tensor.dtype)
     return tensor if converted is None else tensor.to(converted)
 
 
@@ -75,6 +75,8 @@ class Tracer:
 
     known_names: Mapping[int, str] = field(default_factory=dict[int, str])
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    exact: bool = False
+    """Captures of float64 stay so; to functions they are f32."""
     captures: list[Capture] = field(default_factory=list[Capture])
     reads_values: bool = False
     fixed_sizes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -108,14 +110,15 @@ class Tracer:
         for position, capture in enumerate(self.captures):
             if capture.original is tensor:
                 return position
-        operand = as_operand(tensor)
-        if operand.dtype not in ELEMENT_TYPES:
+        operand = as_operand(tensor, self.exact)
+        dtype = _CONVERTED.get(operand.dtype, operand.dtype)
+        if dtype not in ELEMENT_TYPES:
             refuse(
                 CaptureTypeError,
                 f"tensor '{self.name_of(tensor)}' is {tensor.dtype}",
                 "capture a real tensor: float32, float16, bfloat16, an integer dtype or bool",
             )
-        type_ = TensorType(ELEMENT_TYPES[operand.dtype], [DYNAMIC_INDEX] * operand.ndim)
+        type_ = TensorType(ELEMENT_TYPES[dtype], [DYNAMIC_INDEX] * operand.ndim)
         self.captures.append(Capture(tensor, self._unique_name(self.name_of(tensor)), operand, type_))
         return len(self.captures) - 1
 

@@ -18,7 +18,7 @@ from attn_engine.frontend.identity import definition_key, identify
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.frontend.packed import Tokens, check_bounds, packed
 from attn_engine.ir.schedule import Length, Schedule
-from attn_engine.runtime import driver, op
+from attn_engine.runtime import driver, op, reference
 from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose
 from attn_engine.runtime.decoding import Decoding, adapted, decoding
@@ -28,6 +28,7 @@ from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
+from attn_engine.runtime.reference import is_reference
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
@@ -162,11 +163,15 @@ class Attention(Inspection):
         custom: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """[o, then of lse and largest score, each [B, H, Sq], those asked for]; as in a plain call otherwise."""
-        sizes = check_qkv(q, k, v)
+        by_reference = is_reference(self.backend)
+        sizes = check_qkv(q, k, v, by_reference)
         factor = check_scale(self.definition.default_scale(sizes.head_dim) if scale is None else scale)
         trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
         check_captures(trace.rules.names, captures, q.device)
         trace.rules.check(captures, sizes)
+        if by_reference:
+            return reference.rows(trace.traced.module, q, k, v, captures, factor)
+        reference.refuse_transforms((q, k, v, *captures))
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
         covered, in_few = trace.rules.covered(captures, sizes), decoding(sizes, target_of(q.device, self.backend))
@@ -181,21 +186,23 @@ class Attention(Inspection):
     ) -> tuple[Trace, list[Tensor]]:
         """The trace for these types and the tensors that the definition reads now; traced again only if need be."""
         identity, reached = identify(self.definition)
+        exact = is_reference(self.backend)
         kinds = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in custom.items())
-        key = (identity, q.dtype, q.device, sizes.head_dim, sizes.head_dim_v, rows, kinds)
+        key = (identity, q.dtype, q.device, sizes.head_dim, sizes.head_dim_v, rows, kinds, exact)
         known = self._memory.traces.get(key) if identity is not None else None
-        captures = rebind(self.definition, known.traced, custom, reached) if known is not None else None
+        captures = rebind(self.definition, known.traced, custom, reached, exact) if known is not None else None
         if known is not None and captures is not None:
             return known, captures
         traced = build(
             self.definition,
-            dtype=q.dtype,
+            dtype=torch.float32 if q.dtype == torch.float64 else q.dtype,
             head_dim=sizes.head_dim,
             head_dim_v=sizes.head_dim_v,
             return_lse=rows[0],
             return_max=rows[1],
             custom=custom,
             device=q.device,
+            exact=exact,
         )
         check_definition(self.definition)
         rules = capture_rules(traced.module, traced.capture_names)
@@ -297,6 +304,7 @@ def compile(
         query_mod, key_mod, value_mod: (x) or (x, b, h, position, channel), elementwise; they may reduce over the
             channels of the row, and read x[i] at another channel i.
         backend: by default cpu on a CPU and triton on a GPU, on Hopper gluon where it is predicted to be faster.
+            "reference" computes densely in torch operations, for second derivatives, forward mode and float64.
         deterministic: results and gradients, those of captured tensors too, are the same in every run, bit for bit.
     """
     definition = Definition(score_mod, mask_mod, row, query_mod, key_mod, value_mod)

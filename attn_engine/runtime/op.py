@@ -138,7 +138,7 @@ forward.register_autograd(_gradients, setup_context=_setup)
 
 
 def _no_second_gradients(ctx: Any, *grads: Any) -> None:
-    raise SecondDerivativeError
+    raise SecondDerivativeError.of_kernels()
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

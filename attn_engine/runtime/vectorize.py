@@ -10,15 +10,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 
-_TRANSFORMS: Any = _functorch
+_TRANSFORMS: Any = cast(Any, torch)._C._functorch
 Rule = Callable[..., tuple[list[Tensor], list[int]]]
 
 
 def is_wrapped(x: Tensor) -> bool:
     """Whether a tensor stands for others, as inside of `torch.vmap`, and has no memory of its own."""
     return _TRANSFORMS.is_functorch_wrapped_tensor(x)
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether a transform of `torch.func`, such as `grad` or `vjp`, differentiates a tensor."""
+    while is_wrapped(x):
+        if _TRANSFORMS.is_gradtrackingtensor(x):
+            return True
+        x = _TRANSFORMS.get_unwrapped(x)
+    return False
 
 
 def needs_gradient(x: Tensor) -> bool:
@@ -43,9 +51,9 @@ def in_turn(op: Callable[..., list[Tensor]]) -> Rule:
 
 
 def _element(value: Any, axis: Any, n: int) -> Any:
-    if isinstance(value, list) and axis is not None:
-        return [_element(x, a, n) for x, a in zip(cast(list[Any], value), axis, strict=True)]
     if axis is None:
         return value
+    if not isinstance(value, Tensor):
+        return [_element(x, a, n) for x, a in zip(value, axis, strict=True)]
     # A copy starts where memory was handed out: kernels may have been chosen for blocks that lie so.
     return value.select(axis, n).clone(memory_format=torch.contiguous_format)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -23,6 +25,10 @@ from tests.fuzz.mutants import MOST_CASES, MUTANTS, cases_to_death
 from tests.fuzz.shrink import MOST_CHECKS, shrink
 from tests.support.engines import ALL
 
+LONGEST = 120
+"""Seconds that one case may take."""
+EACH = 200
+"""So many cases apart, the time is told."""
 LEAST_ACCEPTED = 0.8
 """The share of drawn cases that must be fit to be compared."""
 
@@ -72,10 +78,27 @@ def check(job: tuple[int, tuple[str, ...], int]) -> Checked:
     """One case by its seed; a failure is made small where it was found, by so many tries."""
     seed, backends, tries = job
     torch.set_num_threads(1)
-    outcome = check_case(generate(seed), backends)
+    with limited(LONGEST):
+        outcome = check_case(generate(seed), backends)
     if outcome.verdict == "failed":
         return Checked(_small(outcome, backends, tries), frozenset(features(outcome.case)))
     return Checked(outcome, frozenset(features(outcome.case) if outcome.verdict == "agreed" else ()))
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """An error where a case takes longer: that is a finding too."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"the case takes longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _small(outcome: Outcome, backends: tuple[str, ...], tries: int) -> Outcome:
@@ -98,7 +121,8 @@ def run_mutant(number: int) -> tuple[str, int | None]:
 
 def _compare(options: argparse.Namespace, pool: multiprocessing.pool.Pool) -> Tally:
     """Cases until enough are compared or the time is up; two wait for each process, so that none is idle."""
-    tally, end = Tally(), time.monotonic() + options.seconds
+    tally, start = Tally(), time.monotonic()
+    end = start + options.seconds
     backends, free = tuple(options.backends.split(",")), threading.Semaphore(2 * options.jobs)
 
     def jobs() -> Iterator[tuple[int, tuple[str, ...], int]]:
@@ -111,6 +135,8 @@ def _compare(options: argparse.Namespace, pool: multiprocessing.pool.Pool) -> Ta
     for checked in pool.imap_unordered(check, jobs()):
         tally.add(checked)
         free.release()
+        if tally.drawn % EACH == 0:
+            print(f"{tally.drawn} cases drawn, {time.monotonic() - start:.0f} s", flush=True)
     return tally
 
 

@@ -72,6 +72,7 @@ class Program:
     """Where in it the row is."""
     covered: bool = False
     """Captures are as long as the tensors wherever b, h, q or kv index them directly."""
+    _axes: dict[SSAValue, frozenset[int]] = field(default_factory=dict[SSAValue, frozenset[int]])
     _direct: dict[SSAValue, Bound | None] = field(default_factory=dict[SSAValue, Bound | None])
     _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
 
@@ -111,19 +112,21 @@ class Program:
         return self.add(arith.ConstantOp(FloatAttr(number, f32)), "c")
 
     def axes(self, value: SSAValue) -> frozenset[int]:
-        """The tile axes that a value of the program depends on."""
+        """The tile axes that a value of the program depends on; found once, as rewrites leave them as they are."""
         if value in self.bound:
             return frozenset(self.bound[value].axes)
-        assert isinstance(value.owner, Operation)
-        found = frozenset(a for o in value.owner.operands for a in self.axes(o))
-        return found - {self.reduced} if isinstance(value.owner, attn.RowReduceOp) else found
+        if value not in self._axes:
+            assert isinstance(value.owner, Operation)
+            found = frozenset(a for o in value.owner.operands for a in self.axes(o))
+            self._axes[value] = found - {self.reduced} if isinstance(value.owner, attn.RowReduceOp) else found
+        return self._axes[value]
 
     def fold_factors(self, reduced: int) -> None:
         """(x * r) * c to x * (r * c) where r and c have fewer axes than x: one product per element less.
 
         `reduced` is the axis of the keys.
         """
-        self.reduced = reduced
+        self.reduced, self._axes = reduced, {}
         for op in list(self.block.ops):
             if not isinstance(op, arith.MulfOp):
                 continue
