@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,9 +56,8 @@ def trained_by(case: Custom, side: str) -> tuple[Tensor, ...]:
 
 
 def measure(case: Custom, attends: dict[str, Attend]) -> Times:
-    operands = inputs(case)
-    leaves = [x.requires_grad_() for x in operands]
-    times = Times(interleaved({name: ahead(attend, operands) for name, attend in attends.items()}))
+    leaves = [x.requires_grad_() for x in inputs(case)]
+    times = Times(interleaved({name: ahead(attend, leaves) for name, attend in attends.items()}))
     outputs = {name: attend(*leaves) for name, attend in attends.items()}
     d_o = torch.randn_like(outputs[OURS])
     backward = {name: back(o, (*leaves, *trained_by(case, name)), d_o) for name, o in outputs.items()}
@@ -68,12 +67,9 @@ def measure(case: Custom, attends: dict[str, Attend]) -> Times:
     return times
 
 
-def ahead(attend: Attend, operands: list[Tensor]) -> Callable[[], object]:
-    def run() -> Tensor:
-        with torch.no_grad():
-            return attend(*operands)
-
-    return run
+def ahead(attend: Attend, leaves: Sequence[Tensor]) -> Callable[[], object]:
+    """The forward as it is in training: without gradients it would be another compilation of each side."""
+    return lambda: attend(*leaves)
 
 
 def back(o: Tensor, leaves: tuple[Tensor, ...], d_o: Tensor) -> Callable[[], object]:
@@ -89,8 +85,6 @@ def build(task: tuple[str, str]) -> None:
     if attend is None:
         return
     leaves = [x.requires_grad_() for x in inputs(case)]
-    with torch.no_grad():
-        attend(*leaves)
     o = attend(*leaves)
     torch.autograd.grad(o, (*leaves, *trained_by(case, side)), torch.randn_like(o))
 

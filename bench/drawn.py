@@ -81,9 +81,7 @@ def build(task: tuple[int, str]) -> None:
     seed, side = task
     found = drawn(seed)
     leaves = [x.requires_grad_() for x in found.operands]
-    attend = found.attend(side)
-    ahead(attend, leaves)()
-    o = attend(*leaves)
+    o = found.attend(side)(*leaves)
     torch.autograd.grad(o, leaves, torch.randn_like(o))
 
 
@@ -102,7 +100,7 @@ class Measured:
 def measure(found: Drawn) -> Measured:
     leaves = tuple(x.requires_grad_() for x in found.operands)
     attends = {side: found.attend(side) for side in (OURS, PEER)}
-    forward = interleaved({side: ahead(attend, list(leaves)) for side, attend in attends.items()})
+    forward = interleaved({side: ahead(attend, leaves) for side, attend in attends.items()})
     outputs = {side: attend(*leaves) for side, attend in attends.items()}
     d_o = torch.randn_like(outputs[OURS])
     backward = interleaved({side: back(o, leaves, d_o) for side, o in outputs.items()})
