@@ -25,7 +25,7 @@ from tests.fuzz.mutants import MOST_CASES, MUTANTS, cases_to_death
 from tests.fuzz.shrink import MOST_CHECKS, shrink
 from tests.support.engines import ALL
 
-LONGEST = 120
+LONGEST = 60
 """Seconds that one case may take."""
 EACH = 200
 """So many cases apart, the time is told."""
