@@ -168,7 +168,7 @@ def test_fused_lengths(sizes: tuple[int, int]):
     check("causal", (1, 4, 2), sizes, range(2), fused=True)
 
 
-@pytest.mark.parametrize("passes", [4, 5, 7, 8, 9])
+@pytest.mark.parametrize("passes", [4, 6, 7, 8, 9])
 def test_every_prefix_of_fused_gradients_means_the_same(passes: int):
     made = compiled("causal", passes, fused=True)
     given = problem(made, (1, 2, 1), (200, 300))

@@ -12,6 +12,7 @@ from attn_engine.passes.hopper.form import read_forward
 
 SCHEDULE = (
     "tile-peel-block",
+    "tile-split-sums",
     "tile-schedule-grid",
     "tile-pipeline",
     "tile-specialize-warps",
@@ -30,9 +31,11 @@ PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
 """Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks."""
 
 GRADIENTS = (
+    "tile-load-tables{plan=backward}",
     "tile-stage-maps",
     "tile-fold-scales",
     "tile-start-products",
+    "tile-hoist-factors",
     "tile-pipeline-steps",
     "tile-split-roles",
     "tile-overlap-products",
@@ -41,6 +44,9 @@ GRADIENTS = (
     "tile-defer-sums",
 )
 """The kernels of the backward to the async level."""
+
+PAIRS = ("tile-relax-divide{pairs=true}",)
+"""In the forward, where functions of scores have few products to hide under, quotients are found in pairs."""
 
 LEGALIZE = ('tile-expand-math{keep="math.erf"}', "tile-relax-divide", "triton-pass-sizes")
 """What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""

@@ -1,4 +1,5 @@
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-fold-scales,tile-start-products | filecheck %s --check-prefix START
+// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-fold-scales,tile-start-products,tile-hoist-factors | filecheck %s --check-prefix HOIST
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-pipeline-steps | filecheck %s --check-prefix RING
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-pipeline-steps,tile-split-roles | filecheck %s --check-prefix ROLES
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-overlap-products,tile-rotate-steps,tile-defer-sums | filecheck %s
@@ -10,6 +11,23 @@
 // START: [[BEGIN:%.*]] = tile.map ([[ROW]]) axes
 // START: [[DP:%.*]] = tile.dot %v_tile, {{.*}}, [[BEGIN]]
 // START: tile.map ([[DP]], {{%[^ ,]*}}) axes
+
+// Where rows are written they are negated, and multiplied for exponentials in base 2; no step does either.
+
+// HOIST-LABEL: tile.kernel @backward_rows
+// HOIST: arith.negf
+// HOIST: tile.store {{.*}}, %row0
+// HOIST: arith.mulf {{.*}}
+// HOIST: tile.store {{.*}}, %row1
+// HOIST-LABEL: tile.kernel @backward_dkdv
+// HOIST: [[ROW:%.*]] = tile.load %row1
+// HOIST: %start = tile.map
+// HOIST-NEXT: ^bb0([[D:%.*]]: f32):
+// HOIST-NEXT: tile.yield [[D]] : f32
+// HOIST: tile.map ({{.*}}, [[ROW]])
+// HOIST-NEXT: ^bb0({{.*}}, [[R:%.*]]: f32):
+// HOIST: arith.subf {{.*}}, [[R]] : f32
+// HOIST-NEXT: math.exp2
 
 // dq: scores' gradients to shared memory, all rows of them times the keys, the sum to memory by way of another slot.
 
