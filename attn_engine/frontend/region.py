@@ -25,6 +25,7 @@ from attn_engine.frontend.operators import untraced as untraced
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol, TracedValue
 from attn_engine.frontend.vectors import Part, Vector
+from attn_engine.ir.walks import behind
 
 if TYPE_CHECKING:
     from attn_engine.frontend.trace import Tracer
@@ -285,9 +286,7 @@ class RegionTrace:
 
 
 def _arguments_behind(value: SSAValue) -> set[SSAValue]:
-    if not isinstance(value.owner, Operation):
-        return {value}
-    return {argument for operand in value.owner.operands for argument in _arguments_behind(operand)}
+    return {v for v in behind([value]) if not isinstance(v.owner, Operation)}
 
 
 def as_number(operand: object) -> bool | int | float | None:

@@ -20,12 +20,23 @@ class _Shape:
         self.score = block.args[0]
         rest: list[Axes] = [frozenset()] * (len(block.args) - 5)
         self.axes = axes_of_region(block, [SCORE, *SCORE_INDICES, *rest])
+        self._known: dict[tuple[SSAValue, float | None], bool] = {}
 
     def of_row(self, value: SSAValue) -> bool:
         return self.axes[value] <= ROW
 
     def is_weight(self, value: SSAValue) -> bool:
         """exp(s - row) times values of the row, or 0 where a condition of the row says so."""
+        return self._once(value, None, self._is_weight)
+
+    def _once(self, value: SSAValue, factor: float | None, test: Callable[[SSAValue], bool]) -> bool:
+        """The answer for a value, which many products may share, found once."""
+        key = (value, factor)
+        if key not in self._known:
+            self._known[key] = test(value)
+        return self._known[key]
+
+    def _is_weight(self, value: SSAValue) -> bool:
         op = value.owner
         match op:
             case arith.MulfOp():
@@ -43,6 +54,9 @@ class _Shape:
 
     def is_shifted_score(self, value: SSAValue, factor: float) -> bool:
         """factor * s plus values of the row."""
+        return self._once(value, factor, lambda v: self._is_shifted_score(v, factor))
+
+    def _is_shifted_score(self, value: SSAValue, factor: float) -> bool:
         if value is self.score:
             return factor == 1.0
         op = value.owner

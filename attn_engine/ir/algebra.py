@@ -296,13 +296,16 @@ class Algebra:
         """Multiplies out the grouped sums in each term, as long as that stays small."""
         return add(*(self._expand_term(p, c) for p, c in value.terms))
 
+    def _expand_group(self, atom: Atom) -> Sum:
+        return self.expand(atom.args[0])
+
     def _expand_term(self, product: Product, coefficient: float) -> Sum:
         plain = [(a, p) for a, p in product.factors if not _expandable(a, p)]
         result = make_sum([(make_product(plain, product.exponent), coefficient)])
         for atom, power in product.factors:
             if not _expandable(atom, power):
                 continue
-            inner = self.expand(atom.args[0])
+            inner = atom.once(self._expand_group)
             for _ in range(int(power)):
                 result = distribute(result, inner)
                 if len(result.terms) > MAX_TERMS:

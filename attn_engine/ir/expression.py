@@ -8,17 +8,22 @@ same one and equal expressions compare equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import TypeVar, cast
 
 from xdsl.ir import Operation, SSAValue
 
 GROUP = "group"
 """Name of the atom that stands for a whole sum as one factor of a product."""
 
+MOST_SHOWN = 400
+"""Atoms in a text; the rest is dots. What is written out is a tree, which can be exponentially larger than the code."""
+
 Key = tuple[object, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Atom:
     on_kv: bool = field(compare=False, default=False)
     states: frozenset[int] = field(compare=False, default=frozenset())
     stabilised: bool = field(compare=False, default=False)
+    _answers: dict[object, object] = field(compare=False, repr=False, default_factory=dict[object, object])
+
+    def once(self, question: Callable[[Atom], T]) -> T:
+        """What a function says of this atom, asked once: many expressions share it, and so do those that it is made of."""
+        if question not in self._answers:
+            self._answers[question] = question(self)
+        return cast(T, self._answers[question])
 
 
 @dataclass(frozen=True)
@@ -127,38 +139,55 @@ def indicator_condition(atom: Atom) -> tuple[Sum, bool] | None:
 
 
 def atoms_of(value: Sum) -> Iterator[Atom]:
-    """Every atom in a value, those in exponents and in arguments of atoms too."""
-    for product, _ in value.terms:
-        for atom, _ in product.factors:
-            yield atom
-            for arg in atom.args:
-                yield from atoms_of(arg)
-        yield from atoms_of(product.exponent)
+    """Every atom in a value once, those in exponents and in arguments of atoms too."""
+    seen, pending = set[Atom](), [value]
+    while pending:
+        for product, _ in pending.pop().terms:
+            pending.append(product.exponent)
+            for atom in [a for a, _ in product.factors if a not in seen]:
+                seen.add(atom)
+                yield atom
+                pending += atom.args
 
 
 def show(value: Sum) -> str:
     """A value as text, for diagnostics."""
-    return " + ".join(_show_term(p, c) for p, c in value.terms) or "0"
-
-
-def _show_term(product: Product, coefficient: float) -> str:
-    parts = [f"{coefficient:g}"] if coefficient != 1 or product == ONE_PRODUCT else []
-    for atom, power in product.factors:
-        parts.append(show_atom(atom) + (f"^{power}" if power != 1 else ""))
-    if product.exponent.terms:
-        parts.append(f"exp({show(product.exponent)})")
-    return " * ".join(parts)
+    return _Text().sum(value)
 
 
 def show_atom(atom: Atom) -> str:
     """An atom as text, for diagnostics."""
-    if atom.name == GROUP:
-        return f"({show(atom.args[0])})"
-    if atom.value is not None:
-        return atom.value.name_hint or atom.name
-    if atom.name == "attn.row_reduce" and atom.operation is not None:
-        name = atom.operation.results[0].name_hint
-        if name is not None:
-            return name
-    name = atom.name.rpartition(".")[2]
-    return f"{name}({', '.join(show(a) for a in atom.args)})" if atom.args else name
+    return _Text().atom(atom)
+
+
+@dataclass
+class _Text:
+    """Writes one text of limited length."""
+
+    left: int = MOST_SHOWN
+
+    def sum(self, value: Sum) -> str:
+        return " + ".join(self._term(p, c) for p, c in value.terms) or "0"
+
+    def _term(self, product: Product, coefficient: float) -> str:
+        parts = [f"{coefficient:g}"] if coefficient != 1 or product == ONE_PRODUCT else []
+        for atom, power in product.factors:
+            parts.append(self.atom(atom) + (f"^{power}" if power != 1 else ""))
+        if product.exponent.terms:
+            parts.append(f"exp({self.sum(product.exponent)})")
+        return " * ".join(parts)
+
+    def atom(self, atom: Atom) -> str:
+        self.left -= 1
+        if self.left < 0:
+            return "..."
+        if atom.name == GROUP:
+            return f"({self.sum(atom.args[0])})"
+        if atom.value is not None:
+            return atom.value.name_hint or atom.name
+        if atom.name == "attn.row_reduce" and atom.operation is not None:
+            name = atom.operation.results[0].name_hint
+            if name is not None:
+                return name
+        name = atom.name.rpartition(".")[2]
+        return f"{name}({', '.join(self.sum(a) for a in atom.args)})" if atom.args else name

@@ -219,6 +219,10 @@ def _drivers(atom: Atom, running: frozenset[int]) -> Iterator[tuple[ReduceKind, 
 
 def _grows(atom: Atom) -> bool:
     """Whether an exponential without upper bound stands somewhere in an atom."""
+    return atom.once(_grows_itself)
+
+
+def _grows_itself(atom: Atom) -> bool:
     if value_range(as_sum(make_product([(atom, Fraction(1))], ZERO))).high < 1e30:
         return False
     return any(_grows_in(arg) for arg in atom.args)

@@ -126,6 +126,10 @@ _ATOMS: dict[str, Callable[[list[Range]], Range]] = {
 
 def atom_range(atom: Atom) -> Range:
     """The range of an atom."""
+    return atom.once(_range_of)
+
+
+def _range_of(atom: Atom) -> Range:
     operation = atom.operation
     if isinstance(operation, RowReduceOp):
         return reduction_range(ReduceKind(operation.kind.data), value_range(atom.args[0]))

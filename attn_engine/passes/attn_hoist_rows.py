@@ -9,10 +9,10 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.traits import ConstantLike
 
 from attn_engine.dialects import attn
 from attn_engine.ir.axes import Axes, axes_of
+from attn_engine.ir.walks import behind
 from attn_engine.passes.attn_simplify import simplify
 
 LEADING = 6
@@ -81,11 +81,7 @@ def _replace_vectors(block: Block, vectors: list[SSAValue], wanted: list[SSAValu
 
 
 def _sources(op: Operation) -> set[SSAValue]:
-    found = set(op.operands)
-    for operand in op.operands:
-        if isinstance(operand.owner, Operation) and not operand.owner.has_trait(ConstantLike):
-            found |= _sources(operand.owner)
-    return found
+    return set(behind(op.operands))
 
 
 def hoist_rows(op: attn.BackwardOp) -> None:

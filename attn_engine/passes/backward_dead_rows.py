@@ -16,6 +16,7 @@ from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.exponents import nearly_equal, scaled
 from attn_engine.ir.autodiff.graph import Graph, Needs
 from attn_engine.ir.autodiff.products import Products
+from attn_engine.ir.walks import bottom_up, operands_of
 
 INF = float("inf")
 
@@ -100,8 +101,13 @@ class _Vanishing:
         self.fills = fills
         self.exponentials = exponentials
         self.scores = scores
+        self._zero: dict[SSAValue, bool] = {}
+        self._finite: dict[SSAValue, bool] = {}
 
     def is_zero(self, value: SSAValue) -> bool:
+        return bottom_up(value, operands_of, self._is_zero, self._zero)
+
+    def _is_zero(self, value: SSAValue) -> bool:
         if value in self.exponentials or self.graph.number(value) == 0:
             return True
         if value in self.fills:
@@ -109,16 +115,19 @@ class _Vanishing:
         match value.owner:
             case arith.MulfOp() as op:
                 a, b = op.lhs, op.rhs
-                return (self.is_zero(a) and self.is_finite(b)) or (self.is_zero(b) and self.is_finite(a))
+                return (self._zero[a] and self.is_finite(b)) or (self._zero[b] and self.is_finite(a))
             case arith.AddfOp() | arith.SubfOp() | arith.SelectOp() as op:
-                return all(self.is_zero(v) for v in op.operands if v.type == f32)
+                return all(self._zero[v] for v in op.operands if v.type == f32)
             case arith.NegfOp() as op:
-                return self.is_zero(op.operand)
+                return self._zero[op.operand]
             case _:
                 return False
 
     def is_finite(self, value: SSAValue) -> bool:
         """Finite as long as x, dp and captures are: nothing that an infinite score reaches."""
+        return bottom_up(value, operands_of, self._is_finite, self._finite)
+
+    def _is_finite(self, value: SSAValue) -> bool:
         if value in self.fills:
             return self.fills[value] == 0
         if value in self.exponentials:
@@ -127,7 +136,7 @@ class _Vanishing:
             return not isinstance(value.owner, Operation)
         match value.owner:
             case arith.AddfOp() | arith.SubfOp() | arith.MulfOp() | arith.NegfOp() | arith.SelectOp() as op:
-                return all(self.is_finite(v) for v in op.operands if v.type == f32)
+                return all(self._finite[v] for v in op.operands if v.type == f32)
             case math.TanhOp() | math.SinOp() | math.CosOp() | math.ErfOp():
                 return True
             case arith.ConstantOp(value=FloatAttr() as number):

@@ -10,6 +10,7 @@ from xdsl.dialects import arith, math, scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.ir.walks import bottom_up
 from attn_engine.passes.simplify_constants import constant_of
 
 _ROUNDS = 4
@@ -109,22 +110,30 @@ def _is_robust(op: Operation) -> bool:
 
 def size_of(value: SSAValue) -> float:
     """An upper bound of the size of a value that is made of constants; infinite for others."""
-    number = constant_of(value)
-    if number is not None:
-        return abs(number)
+    sizes: dict[SSAValue, float] = {}
+    return bottom_up(value, _sized_by, lambda v: _size(v, [sizes[s] for s in _sized_by(v)]), sizes)
+
+
+def _sized_by(value: SSAValue) -> tuple[SSAValue, ...]:
+    """The values whose sizes give that of a value."""
     if isinstance(value, BlockArgument):
         parent = value.block.parent_op()
-        return size_of(parent.inputs[value.index]) if isinstance(parent, tile.MapOp) else inf
+        return (parent.inputs[value.index],) if isinstance(parent, tile.MapOp) else ()
     op = value.owner
     if isinstance(op, tile.MapOp):
         end = op.body.block.last_op
         assert isinstance(end, tile.MapYieldOp)
-        return size_of(end.values[op.outputs.index(value)])  # type: ignore[arg-type]
-    if isinstance(op, arith.SelectOp):
-        return max(size_of(op.lhs), size_of(op.rhs))
-    if isinstance(op, arith.MulfOp):
-        return size_of(op.lhs) * size_of(op.rhs)
-    return 1.0 if isinstance(op, math.TanhOp) else inf
+        return (end.values[op.outputs.index(value)],)  # type: ignore[arg-type]
+    return (op.lhs, op.rhs) if isinstance(op, arith.SelectOp | arith.MulfOp) else ()
+
+
+def _size(value: SSAValue, sizes: list[float]) -> float:
+    number = constant_of(value)
+    if number is not None:
+        return abs(number)
+    if isinstance(value.owner, arith.MulfOp):
+        return sizes[0] * sizes[1]
+    return 1.0 if isinstance(value.owner, math.TanhOp) else max(sizes, default=inf)
 
 
 def maps_of(kernel: tile.KernelOp) -> Iterator[tile.MapOp]:

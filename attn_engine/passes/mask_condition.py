@@ -38,6 +38,8 @@ QUERY, KEY = Position("q"), Position("kv")
 I1 = IntegerType(1)
 # Bigger numbers are no positions; they would leave 64 bits once multiplied.
 LARGEST = 1 << 40
+MOST_NODES, DEEPEST = 4000, 100
+"""Of the tree that a condition is written as. Code is a graph; its tree can be exponentially larger."""
 
 
 def uniform_values(block: Block) -> set[SSAValue]:
@@ -50,13 +52,26 @@ def uniform_values(block: Block) -> set[SSAValue]:
     return uniform
 
 
+def _legible(block: Block) -> set[SSAValue]:
+    """The values of a block whose code, written out as a tree, is of a size to reason about."""
+    extents: dict[SSAValue, tuple[int, int]] = {}
+    for op in block.ops:
+        below = [extents.get(operand, (1, 1)) for operand in op.operands]
+        # What is compared or chosen stands in the tree together with its negation.
+        copies = 2 if isinstance(op, arith.XOrIOp | arith.SelectOp | arith.CmpiOp) else 1
+        size = min(MOST_NODES + 1, 1 + copies * sum(size for size, _ in below))
+        extents |= dict.fromkeys(op.results, (size, 1 + max((depth for _, depth in below), default=0)))
+    return {v for v, (size, depth) in extents.items() if size <= MOST_NODES and depth <= DEEPEST} | {*block.args}
+
+
 @dataclass
 class MaskReader:
-    """Conditions and integers of one mask block."""
+    """Conditions and integers of one mask block; of code that is too much to reason about, nothing is known."""
 
     block: Block
 
     def __post_init__(self) -> None:
+        self.legible = _legible(self.block)
         self.uniform = uniform_values(self.block)
         self.positions: dict[SSAValue, Position] = {self.block.args[2]: QUERY, self.block.args[3]: KEY}
 
@@ -65,10 +80,12 @@ class MaskReader:
         if (number := constant_of(value)) is not None:
             return TRUE if number else FALSE
         op = value.owner
-        if isinstance(op, arith.CmpiOp):
+        if isinstance(op, arith.CmpiOp) and value in self.legible:
             return self._compared(op)
         if value in self.uniform:
             return Flag(value)
+        if value not in self.legible:
+            return Unknown()
         if isinstance(op, arith.AndIOp):
             return All((self.condition(op.lhs), self.condition(op.rhs)))
         if isinstance(op, arith.OrIOp):
@@ -97,7 +114,8 @@ class MaskReader:
             return Linear(int(number)) if abs(number) <= LARGEST else None
         if value in self.positions:
             return Linear.of(self.positions[value])
-        if isinstance(value.owner, Operation) and (found := self._arithmetic(value.owner)) is not None:
+        known = value in self.legible and isinstance(value.owner, Operation)
+        if known and (found := self._arithmetic(value.owner)) is not None:
             return found
         return Linear.of(Leaf(value)) if value in self.uniform and value.type == i64 else None
 

@@ -295,14 +295,20 @@ def _positive_number(algebra: Algebra, value: Sum) -> float:
 
 def evaluate(value: Sum, states: dict[int, float]) -> float | None:
     """The number that a row value has for these states; None where it reads anything else."""
+    return _evaluate(value, {**states})
+
+
+def _evaluate(value: Sum, known: dict[int, float | None]) -> float | None:
     total = 0.0
     for product, coefficient in value.terms:
-        exponent = evaluate(product.exponent, states)
+        exponent = _evaluate(product.exponent, known)
         if exponent is None:
             return None
         term = coefficient * (math.exp(exponent) if exponent < 700 else math.inf)
         for atom, power in product.factors:
-            base = _evaluate_atom(atom, states)
+            if atom.number not in known:
+                known[atom.number] = _evaluate_atom(atom, known)
+            base = known[atom.number]
             if base is None or (base < 0 and power.denominator != 1):
                 return None
             if base == 0 and power < 0:
@@ -312,13 +318,11 @@ def evaluate(value: Sum, states: dict[int, float]) -> float | None:
     return total
 
 
-def _evaluate_atom(atom: Atom, states: dict[int, float]) -> float | None:
-    if atom.number in states:
-        return states[atom.number]
+def _evaluate_atom(atom: Atom, known: dict[int, float | None]) -> float | None:
     operation = atom.operation
     if isinstance(operation, arith.ConstantOp) and isinstance(operation.value, FloatAttr):
         return operation.value.value.data
-    args = [evaluate(a, states) for a in atom.args]
+    args = [_evaluate(a, known) for a in atom.args]
     numbers = [a for a in args if a is not None]
     if not args or len(numbers) < len(args):
         return None

@@ -15,14 +15,14 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from attn_engine.backends.cpu.types import IN_PLACE
 from attn_engine.dialects import tile
+from attn_engine.ir.walks import behind
 
 
 def axes_in_map(value: SSAValue, map_: tile.MapOp) -> frozenset[int]:
     """The axes of the result that a value inside a map certainly has."""
-    if isinstance(value, BlockArgument):
-        return frozenset(tile.axes_of(map_.axes)[value.index])
-    assert isinstance(value, OpResult)
-    return frozenset[int]().union(*(axes_in_map(operand, map_) for operand in value.op.operands))
+    axes = tile.axes_of(map_.axes)
+    arguments = [v for v in behind([value]) if isinstance(v, BlockArgument)]
+    return frozenset[int]().union(*(axes[argument.index] for argument in arguments))
 
 
 def last_use(value: SSAValue, op: Operation) -> bool:
@@ -154,10 +154,10 @@ def _stays(user: Operation, value: SSAValue) -> bool:
 
 def _shared_outputs(value: SSAValue, map_: tile.MapOp) -> set[int]:
     """Outputs of a map that may be in the buffer of a value inside of it; comparisons make new ones."""
-    found = set[int]()
-    for use in value.uses:
-        if use.operation is map_.body.block.last_op:
-            found.add(use.index)
-        elif not isinstance(use.operation, arith.CmpfOp):
-            found = found.union(*(_shared_outputs(result, map_) for result in use.operation.results))
-    return found
+    last = map_.body.block.last_op
+
+    def results(value: SSAValue) -> list[SSAValue]:
+        users = [use.operation for use in value.uses]
+        return [r for user in users if not isinstance(user, arith.CmpfOp) for r in user.results]
+
+    return {use.index for v in behind([value], results) for use in v.uses if use.operation is last}

@@ -11,6 +11,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.graph import Graph, Needs
+from attn_engine.ir.walks import bottom_up
 
 Monomial = tuple[SSAValue, ...]
 Linear = dict[Monomial, float]
@@ -34,9 +35,27 @@ class Exponents:
 
     def __init__(self, graph: Graph):
         self.graph = graph
+        self._known: dict[SSAValue, Linear] = {}
 
     def linear(self, value: SSAValue) -> Linear:
         """A value as a sum of products; products are multiplied out where a row's statistic is in them."""
+        return bottom_up(value, self._opened, self._linear, self._known)
+
+    def _opened(self, value: SSAValue) -> tuple[SSAValue, ...]:
+        """The operands that a value is a sum or a product of."""
+        match value.owner:
+            case _ if self.graph.number(value) is not None:
+                return ()
+            case arith.AddfOp() | arith.SubfOp() as op if self._reads_row(value):
+                return op.lhs, op.rhs
+            case arith.NegfOp() as op:
+                return (op.operand,)
+            case arith.MulfOp() as op if not self._is_closed(value, op.lhs, op.rhs):
+                return op.lhs, op.rhs
+            case _:
+                return ()
+
+    def _linear(self, value: SSAValue) -> Linear:
         if (number := self.graph.number(value)) is not None:
             return {(): number} if number else {}
         match value.owner:
@@ -56,9 +75,12 @@ class Exponents:
     def _reads_row(self, value: SSAValue) -> bool:
         return bool(self.graph.needs[value] & Needs.FORWARD)
 
+    def _is_closed(self, value: SSAValue, a: SSAValue, b: SSAValue) -> bool:
+        """Whether a product of a and b is not multiplied out."""
+        return not self._reads_row(value) and self.graph.number(a) is None and self.graph.number(b) is None
+
     def _product(self, value: SSAValue, a: SSAValue, b: SSAValue) -> Linear:
-        numbers = (self.graph.number(a), self.graph.number(b))
-        if not self._reads_row(value) and numbers == (None, None):
+        if self._is_closed(value, a, b):
             return {(value,): 1.0}
         left, right = self.linear(a), self.linear(b)
         if len(left) * len(right) > EXPANSION_LIMIT:

@@ -11,6 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.exponents import Exponents
 from attn_engine.ir.autodiff.graph import Graph
+from attn_engine.ir.walks import bottom_up, operands_of
 
 INF = float("inf")
 
@@ -38,14 +39,13 @@ class Signs:
         self.graph = graph
         self.exponents = Exponents(graph)
         self._found: dict[SSAValue, Sign] = {}
+        self._above_zero: dict[SSAValue, bool] = {}
 
     def positive(self, value: SSAValue) -> bool:
         return self.of(value) == Sign.POSITIVE
 
     def of(self, value: SSAValue) -> Sign:
-        if value not in self._found:
-            self._found[value] = self._find(value)
-        return self._found[value]
+        return bottom_up(value, operands_of, self._find, self._found)
 
     def _find(self, value: SSAValue) -> Sign:
         if (number := self.graph.number(value)) is not None:
@@ -73,6 +73,9 @@ class Signs:
 
     def above_zero(self, value: SSAValue) -> bool:
         """Positive in floating point too, where an exponential can be 0: counts and stabilised sums, for example."""
+        return bottom_up(value, _addends, self._is_above_zero, self._above_zero)
+
+    def _is_above_zero(self, value: SSAValue) -> bool:
         if (number := self.graph.number(value)) is not None:
             return number > 0
         match value.owner:
@@ -104,6 +107,10 @@ class Signs:
         if reduced is not None and reduced.kind.data == attn.ReduceKind.MIN and number == INF:
             return predicate in ("olt", "ole", "one", "une")
         return None
+
+
+def _addends(value: SSAValue) -> tuple[SSAValue, ...]:
+    return tuple(operands_of(value)) if isinstance(value.owner, arith.AddfOp | arith.MaximumfOp) else ()
 
 
 def _always(sign: Sign) -> Callable[[Signs, Operation], Sign]:

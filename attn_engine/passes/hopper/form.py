@@ -7,7 +7,6 @@ weights times the block of values onto an accumulator. What lies between is anyt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, scf
@@ -17,6 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from attn_engine.dialects import tile
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.ir.walks import behind
 from attn_engine.passes.hopper.edit import Signature
 
 _MATRIX_RANK = 2
@@ -185,12 +185,8 @@ def _query(value: SSAValue) -> tile.LoadOp:
     return loads[0]
 
 
-def _behind(value: SSAValue) -> Iterator[Operation]:
-    owner = value.owner
-    if isinstance(owner, Operation):
-        yield owner
-        for operand in owner.operands:
-            yield from _behind(operand)
+def _behind(value: SSAValue) -> list[Operation]:
+    return list(dict.fromkeys(v.owner for v in behind([value]) if isinstance(v.owner, Operation)))
 
 
 def _output(block: Block) -> tile.StoreOp:

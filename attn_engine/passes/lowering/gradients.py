@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, i64
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.ir.walks import behind
 from attn_engine.passes.lowering.frame import Frame, spread
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Contribution, Program
@@ -18,21 +19,23 @@ from attn_engine.passes.lowering.scope import Scope
 ELEMENT_INDICES = ("b", "h", "q", "kv")
 
 
-def _axes(block: Block, value: SSAValue) -> frozenset[str]:
-    """Which of b, h, q and kv an index of the element region depends on."""
-    if isinstance(value, BlockArgument):
-        if value.type == i64:
-            return frozenset({ELEMENT_INDICES[value.index - 2]})
-        return frozenset() if isinstance(value.type, TensorType) else frozenset(ELEMENT_INDICES)
-    assert isinstance(value.owner, Operation)
-    return frozenset(a for o in value.owner.operands for a in _axes(block, o))
+def _axes(values: Sequence[SSAValue]) -> frozenset[str]:
+    """Which of b, h, q and kv indices of the element region depend on."""
+    arguments = [v for v in behind(values) if isinstance(v, BlockArgument)]
+    return frozenset[str]().union(*map(_axes_of_argument, arguments))
+
+
+def _axes_of_argument(value: BlockArgument) -> frozenset[str]:
+    if value.type == i64:
+        return frozenset({ELEMENT_INDICES[value.index - 2]})
+    return frozenset() if isinstance(value.type, TensorType) else frozenset(ELEMENT_INDICES)
 
 
 def capture_axes(op: attn.BackwardOp) -> list[frozenset[str]]:
     """For each contribution of the element region, in order, the axes that its index depends on."""
     block = op.element.block
     adds = [o for o in block.ops if isinstance(o, attn.AccumulateGradOp)]
-    return [frozenset(a for i in add.indices for a in _axes(block, i)) for add in adds]
+    return [_axes(add.indices) for add in adds]
 
 
 def summed(program: Program, contribution: Contribution) -> SSAValue:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
+from attn_engine.ir.walks import behind
 from attn_engine.passes.lowering.program import Program
 
 _MINUS_INFINITY = float("-inf")
@@ -35,13 +34,14 @@ def _number(value: SSAValue) -> float | None:
 # --- bounds ------------------------------------------------------------------------------------
 
 
-def _leaves(value: SSAValue) -> Iterator[SSAValue]:
-    """The conditions that a condition is the conjunction of."""
-    if isinstance(value.owner, arith.AndIOp):
-        yield from _leaves(value.owner.lhs)
-        yield from _leaves(value.owner.rhs)
-    else:
-        yield value
+def _leaves(value: SSAValue) -> list[SSAValue]:
+    """The conditions that a condition is the conjunction of, in the order of their definition."""
+    found = [v for v in behind([value], _parts) if not _parts(v)]
+    return found[::-1]
+
+
+def _parts(value: SSAValue) -> tuple[SSAValue, ...]:
+    return (value.owner.lhs, value.owner.rhs) if isinstance(value.owner, arith.AndIOp) else ()
 
 
 def _below(op: arith.CmpiOp) -> tuple[SSAValue, SSAValue, bool] | None:
@@ -150,14 +150,12 @@ def _masked(program: Program, score: SSAValue, anchor: Operation) -> SSAValue:
 
 def _is_positive(program: Program, value: SSAValue) -> bool:
     """Whether a factor is known to be greater than 0."""
-    number, owner = _number(value), value.owner
-    if number is not None:
-        return number > 0
-    if isinstance(owner, arith.MulfOp):
-        return _is_positive(program, owner.lhs) and _is_positive(program, owner.rhs)
-    if isinstance(owner, arith.SelectOp):
-        return _is_positive(program, owner.lhs) and _is_positive(program, owner.rhs)
-    return value in program.positive
+    factors = [v for v in behind([value], _factors) if not _factors(v)]
+    return all(v in program.positive if (number := _number(v)) is None else number > 0 for v in factors)
+
+
+def _factors(value: SSAValue) -> tuple[SSAValue, ...]:
+    return (value.owner.lhs, value.owner.rhs) if isinstance(value.owner, arith.MulfOp | arith.SelectOp) else ()
 
 
 def _above_minus_infinity(program: Program, value: SSAValue) -> bool:

@@ -131,13 +131,14 @@ class Partition:
         op = self.scope.add(tile.MapOp([source.value], axes, [source.value.type], body), "r")
         return Bound(op.outputs[0], source.axes)
 
-    def _escapes(self, value: SSAValue, members: list[Operation]) -> bool:
+    def _escapes(self, value: SSAValue, members: set[Operation]) -> bool:
         """A value of a group is a result of its map if anything outside the group needs it."""
         return value in self.wanted or any(u.operation in self.ops and u.operation not in members for u in value.uses)
 
     def _map(self, members: list[Operation], axes: Axes, used: set[SSAValue]) -> None:
         inside = {r for op in members for r in op.results}
-        outputs = [r for op in members for r in op.results if r in used and self._escapes(r, members)]
+        group = set(members)
+        outputs = [r for op in members for r in op.results if r in used and self._escapes(r, group)]
         inputs: list[SSAValue] = []
         for op in members:
             for o in op.operands:

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.autodiff.graph import IDENTITY
+from attn_engine.ir.walks import bottom_up, operands_of
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,15 @@ class Program:
         return self.add(arith.ConstantOp(FloatAttr(number, f32)), "c")
 
     def axes(self, value: SSAValue) -> frozenset[int]:
-        """The tile axes that a value of the program depends on; found once, as rewrites leave them as they are."""
+        """The tile axes that a value of the program depends on."""
+        return bottom_up(value, operands_of, self._axes_here, self._axes)
+
+    def _axes_here(self, value: SSAValue) -> frozenset[int]:
         if value in self.bound:
             return frozenset(self.bound[value].axes)
-        if value not in self._axes:
-            assert isinstance(value.owner, Operation)
-            found = frozenset(a for o in value.owner.operands for a in self.axes(o))
-            self._axes[value] = found - {self.reduced} if isinstance(value.owner, attn.RowReduceOp) else found
-        return self._axes[value]
+        assert isinstance(value.owner, Operation)
+        found = frozenset[int]().union(*(self._axes[o] for o in value.owner.operands))
+        return found - {self.reduced} if isinstance(value.owner, attn.RowReduceOp) else found
 
     def fold_factors(self, reduced: int) -> None:
         """(x * r) * c to x * (r * c) where r and c have fewer axes than x: one product per element less.
