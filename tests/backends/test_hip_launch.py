@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from attn_engine.backends.hip import build as build_module
 from attn_engine.backends.hip import toolchain
 from attn_engine.backends.hip.build import load_plans
 from attn_engine.backends.hip.emit import emit
 from attn_engine.errors import BackendError
-from tests.support.hip import FORWARD, emulates, parse
+from attn_engine.runtime import devices
+from tests.support.hip import FORWARD, emulates, needs_clang, parse
 
 RUNTIME = Path(__file__).parent.parent / "support" / "fake_hip_runtime.c"
 
@@ -108,6 +111,114 @@ def test_an_index_outside_of_a_tile_is_an_error():
     source = emit(parse(TEMPORARY)).replace("attn::barrier();", "v.set(4, 0, 1.0f);")
     with pytest.raises(BackendError, match=r"outside of a tile in LDS \(program 0,0,0 thread 0\)"):
         emulate(source)["twice"](torch.zeros(4, 8), torch.zeros(4, 8), 1, 2.0)
+
+
+AS_HIP_DECLARES = """
+#define HIP_INCLUDE_HIP_HIP_RUNTIME_API_H
+typedef enum hipError_t { hipSuccess } hipError_t;
+typedef struct ihipStream_t *hipStream_t;
+struct dim3 { unsigned x, y, z; constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {} };
+extern "C" {
+hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
+hipError_t hipMallocAsync(void **, size_t, hipStream_t);
+hipError_t hipFreeAsync(void *, hipStream_t);
+hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
+}
+"""
+
+
+@needs_clang
+@pytest.mark.parametrize("declared", [False, True], ids=["alone", "after hip_runtime.h"])
+@pytest.mark.parametrize("side", ["device", "host"])
+def test_what_hipcc_adds_is_not_in_the_way(side: str, declared: bool, tmp_path: Path):
+    """Its options, clang's own HIP headers in front of the text, and HIP's declarations where a file includes them."""
+    (tmp_path / "kernels.hip").write_text(emit(parse(FORWARD.read_text())))
+    (tmp_path / "hip_runtime.h").write_text(AS_HIP_DECLARES)
+    first = ["-include", "__clang_hip_runtime_wrapper.h", *(["-include", str(tmp_path / "hip_runtime.h")] * declared)]
+    options = [
+        "-std=c++17",
+        "-O1",
+        "-x",
+        "hip",
+        "--offload-arch=gfx90a",
+        f"--offload-{side}-only",
+        "-nogpuinc",
+        "-nogpulib",
+    ]
+    inline = ["-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false", "-fsyntax-only"]
+    command = [toolchain.clang(), *options, *inline, *first, f"-I{toolchain.INCLUDE}", str(tmp_path / "kernels.hip")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    old = subprocess.run([*command, "-std=c++14"], capture_output=True, text=True, check=False)
+    assert "compile as C++17" in old.stderr
+
+
+HIPCC = """#!/bin/sh
+# Stands in for hipcc: notes how it is called, and makes a library with one plan.
+echo "$@" > DIRECTORY/called
+while [ $# -gt 1 ]; do shift; done
+cc -shared -fPIC DIRECTORY/plan.c -o "$1"
+"""
+PLAN = """
+const char attn_plans[] = "fill(tensor, f32)";
+struct attn_tensor { float *data; const long *size, *stride; };
+void *stream_seen;
+int fill(const struct attn_tensor *x, float value, void *stream) {
+  for (long i = 0; i < x->size[0]; ++i) x->data[i * x->stride[0]] = value;
+  stream_seen = stream;
+  return stream != (void *)88;
+}
+"""
+
+
+class Stream:
+    cuda_stream = 88
+
+
+@pytest.fixture
+def rocm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: ctypes.CDLL) -> Path:
+    """A torch with ROCm, a device, a runtime library and hipcc, all of them pretended."""
+    (tmp_path / "plan.c").write_text(PLAN)
+    (tmp_path / "hipcc").write_text(HIPCC.replace("DIRECTORY", str(tmp_path)))
+    (tmp_path / "hipcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(devices, "arch_of", lambda device: "gfx942")
+    monkeypatch.setattr(build_module, "find_library", lambda name: runtime._name if name == "amdhip64" else None)
+    return tmp_path
+
+
+def test_built_by_hipcc_and_launched_on_torchs_stream(rocm: Path):
+    assert build_module.check().ok
+    x = torch.zeros(6)[::2]
+    build_module.build("// any text\n")["fill"](x, 2.5)
+    assert torch.equal(x, torch.full((3,), 2.5))
+    called = (rocm / "called").read_text()
+    assert all(
+        option in called for option in ("--offload-arch=gfx942", "-std=c++17", f"-I{toolchain.INCLUDE}", "-shared")
+    )
+
+
+def test_without_hipcc_clang_builds(rocm: Path, runtime: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(toolchain, "hipcc", lambda: None)
+    q, k = torch.zeros(1, 1, 64, 64).half(), torch.zeros(1, 1, 65, 64).half()
+    before = number(runtime, "fake_launches")
+    build_module.build(emit(parse(FORWARD.read_text())))["forward_full"](q, k, k, q, torch.zeros(1, 1, 64), 0.125)
+    assert number(runtime, "fake_launches") == before + 1
+    assert ctypes.c_void_p.in_dll(runtime, "fake_stream").value == 88
+
+
+@needs_clang
+def test_without_rocm_a_build_stops_at_the_code_object():
+    if build_module.check().ok:
+        pytest.skip("ROCm is here")
+    with pytest.raises(
+        BackendError, match=r"stops at the code object here \(gfx942; copy_kernel: \d+ registers, .*\): no ROCm device"
+    ):
+        build_module.build(emit(parse(TEMPORARY)))
 
 
 CALLER = """

@@ -20,6 +20,8 @@ from attn_engine.errors import BackendError
 
 _SCALARS = {"f32": ctypes.c_float, "i32": ctypes.c_int, "i64": ctypes.c_longlong, "i1": ctypes.c_bool}
 RUNTIME = "amdhip64"
+WITHOUT_DEVICE = "gfx942"
+"""What code objects are made for where no device says it."""
 _SIGNATURE = re.compile(r"(\w+)\(([^)]*)\)")
 
 
@@ -78,22 +80,37 @@ def build(source: str) -> Mapping[str, Plan]:
     """The plans of a text on this machine's AMD GPU."""
     available = check()
     if not available.ok:
-        raise BackendError(f"the hip backend builds no callables here: {available.reason}")
+        raise BackendError(_at_the_code_object(source, available.reason))
     from attn_engine.runtime.devices import arch_of
 
     arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
-    ctypes.CDLL(find_library(RUNTIME), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(_runtime(), mode=ctypes.RTLD_GLOBAL)
     with tempfile.TemporaryDirectory(prefix="attn_engine_hip_") as directory:
         path = toolchain.compile_library(source, arch, Path(directory))
         return load_plans(path, lambda: torch.cuda.current_stream().cuda_stream)
 
 
-def check() -> Availability:
-    """clang, the HIP runtime library, and a torch that sees an AMD GPU."""
+def _at_the_code_object(source: str, reason: str) -> str:
+    """How far a build got where nothing can be launched."""
     if not toolchain.has_clang():
+        return f"the hip backend builds no callables here: {reason}"
+    kernels = toolchain.inspect(source, WITHOUT_DEVICE)
+    made = ", ".join(f"{name}: {k.registers} registers, {k.shared} bytes of LDS" for name, k in kernels.items())
+    return f"the hip backend stops at the code object here ({WITHOUT_DEVICE}; {made}): {reason}"
+
+
+def _runtime() -> str | None:
+    """The HIP runtime library: that of torch, which its streams belong to, or the system's."""
+    own = sorted((Path(torch.__file__).parent / "lib").glob(f"lib{RUNTIME}.so*"))
+    return str(own[0]) if own else find_library(RUNTIME)
+
+
+def check() -> Availability:
+    """hipcc or clang, the HIP runtime library, and a torch that sees an AMD GPU."""
+    if not toolchain.has_clang() and toolchain.hipcc() is None:
         return Availability(False, "no clang++ here; apt-get install clang-19 llvm-19 lld-19")
     if torch.version.hip is None or not torch.cuda.is_available():
         return Availability(False, "no ROCm device here; text, code objects and the emulation work without one")
-    if find_library(RUNTIME) is None:
+    if _runtime() is None:
         return Availability(False, "libamdhip64 is not on the library path; builds stop at the code object")
     return Availability(True)

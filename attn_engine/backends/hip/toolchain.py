@@ -36,6 +36,11 @@ def clang() -> str:
     return found
 
 
+def hipcc() -> str | None:
+    """ROCm's own compiler driver, if there is one."""
+    return next((path for name in ("hipcc", "/opt/rocm/bin/hipcc") if (path := shutil.which(name))), None)
+
+
 def has_clang() -> bool:
     try:
         clang()
@@ -114,8 +119,15 @@ def compile_assembly(source: str, arch: str, directory: Path) -> Path:
 
 
 def compile_library(source: str, arch: str, directory: Path) -> Path:
-    """A shared library with the code object inside and the plans as C functions; libamdhip64 must be there to load it."""
+    """A shared library with the code object inside and the plans as C functions; libamdhip64 must be there to load it.
+
+    By hipcc if there is one, and else by clang, step by step.
+    """
     target, bundle = directory / "libkernels.so", directory / "kernels.hipfb"
+    if (driver := hipcc()) is not None:
+        options = ["-O3", "-munsafe-fp-atomics", f"--offload-arch={arch}", f"-I{INCLUDE}", "-shared", "-fPIC"]
+        _run([driver, *_COMMON, *options, str(_write(source, directory)), "-o", str(target)])
+        return target
     bundle.write_bytes(_bundle(compile_object(source, arch, directory).read_bytes(), arch))
     embed = ["-Xclang", "-fcuda-include-gpubinary", "-Xclang", str(bundle)]
     options = ["--offload-host-only", *embed, f"-I{INCLUDE}", "-shared", "-fPIC", "-no-hip-rt"]

@@ -1,5 +1,5 @@
 // The device: address spaces, threads, barriers, lanes, matrix instructions, and how the host launches. No ROCm header
-// is needed; the host side is four functions of libamdhip64.
+// is needed, and none is in the way; the host side is four functions of libamdhip64.
 #pragma once
 
 #define ATTN_DEVICE __attribute__((device, always_inline)) inline
@@ -16,15 +16,26 @@ struct Dim3 {
   unsigned x, y, z;
 };
 
+// Functions of libamdhip64, under names that HIP's own headers do not have.
+namespace runtime {
+
+int launch(const void *kernel, Dim3 grid, Dim3 threads, void **arguments, unsigned long shared, void *stream)
+    __asm__("hipLaunchKernel");
+int allocate(void **memory, unsigned long bytes, void *stream) __asm__("hipMallocAsync");
+int release(void *memory, void *stream) __asm__("hipFreeAsync");
+
+}  // namespace runtime
+
 }  // namespace attn
 
+// The compiler makes calls of these; a file that includes HIP's headers before has them from there.
+#ifndef HIP_INCLUDE_HIP_HIP_RUNTIME_API_H
 extern "C" {
 int hipLaunchKernel(const void *kernel, attn::Dim3 grid, attn::Dim3 threads, void **arguments, unsigned long shared,
                     void *stream);
-int hipMallocAsync(void **memory, unsigned long bytes, void *stream);
-int hipFreeAsync(void *memory, void *stream);
 int __hipPopCallConfiguration(attn::Dim3 *grid, attn::Dim3 *threads, unsigned long *shared, void **stream);
 }
+#endif
 
 namespace attn {
 
@@ -230,9 +241,9 @@ ATTN_DEVICE C mfma_e4m3(V a, V b, C c) {
 template <class... P, class... A>
 int launch(void (*kernel)(P...), Dim3 grid, int threads, void *stream, A... arguments) {
   void *pointers[] = {static_cast<void *>(&arguments)...};
-  return hipLaunchKernel(reinterpret_cast<const void *>(kernel), grid, {unsigned(threads), 1, 1}, pointers, 0, stream);
+  return runtime::launch(reinterpret_cast<const void *>(kernel), grid, {unsigned(threads), 1, 1}, pointers, 0, stream);
 }
-inline int allocate(void **memory, unsigned long bytes, void *stream) { return hipMallocAsync(memory, bytes, stream); }
-inline int release(void *memory, void *stream) { return hipFreeAsync(memory, stream); }
+inline int allocate(void **memory, unsigned long bytes, void *stream) { return runtime::allocate(memory, bytes, stream); }
+inline int release(void *memory, void *stream) { return runtime::release(memory, stream); }
 
 }  // namespace attn

@@ -3,6 +3,9 @@
 // attn_device.h is all that touches the device. A directory with another attn_device.h, put before this one on the
 // include path, runs the same kernels elsewhere (see ../emulation).
 #pragma once
+#if __cplusplus < 201703L
+#error "compile as C++17 (-std=c++17), which older hipcc do not do by themselves"
+#endif
 #include <attn_device.h>
 #include <attn_tensor.h>
 
