@@ -20,7 +20,7 @@ from attn_engine.frontend.packed import Tokens, check_bounds, packed
 from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op, reference
 from attn_engine.runtime.captures import CaptureRules, capture_rules
-from attn_engine.runtime.choice import choose
+from attn_engine.runtime.choice import PLAIN_GRADIENTS, choose
 from attn_engine.runtime.decoding import Decoding, adapted, decoding
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
@@ -30,7 +30,7 @@ from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
 from attn_engine.runtime.reference import is_reference
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
-from attn_engine.runtime.selection import Chosen, Way, examine_launched, first_that_runs
+from attn_engine.runtime.selection import Chosen, Way, examine_launched, fastest, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
 from attn_engine.runtime.vectorize import needs_gradient
 
@@ -241,12 +241,27 @@ class Attention(Inspection):
             for target in (targets[-1:] if plain else targets)
             for schedule in candidate_schedules(target, module, tf32, known.length)
         ]
-        ways = list(dict.fromkeys(Way(target, self.options.apply(schedule)) for target, schedule in found))
+        plain_backend = targets[-1].backend
+        measures = len(targets) > 1 and self.tuner is not None and self.tuner.measure and not inputs[0].is_meta
+        others = plain_backend if wrt and not measures else ""
+        ways = list(
+            dict.fromkeys(
+                Way(target, self.options.apply(schedule), others if target.backend in PLAIN_GRADIENTS else "")
+                for target, schedule in found
+            )
+        )
 
         def build(way: Way) -> Compiled:
             return self._build(trace, way, wrt, inputs, known)
 
-        return first_that_runs(ways, build, lambda way, built: examine_launched(way, built, inputs))
+        def examine(way: Way, built: Compiled) -> str | None:
+            return examine_launched(way, built, inputs)
+
+        def measure(built: Compiled) -> dict[str, float]:
+            device = inputs[0].device
+            return {name: seconds_of(call, device) for name, call in op.calls(built, inputs).items()}
+
+        return fastest(ways, build, examine, measure) if measures else first_that_runs(ways, build, examine)
 
     def _build(self, trace: Trace, way: Way, wrt: tuple[str, ...], inputs: Inputs, known: Known) -> Compiled:
         target = way.target
@@ -258,7 +273,7 @@ class Attention(Inspection):
         pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
         facts = (known.positive_scale, known.covered, multiple, descriptors, self.deterministic, known.exact)
-        request = Request(wrt, target.backend, way.schedule, *facts)
+        request = Request(wrt, target.backend, way.schedule, *facts, gradients=way.gradients)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)

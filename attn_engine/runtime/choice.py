@@ -1,22 +1,27 @@
 """Which backend an attention gets when its user names none.
 
-On Hopper the forward has asynchronous kernels (`gluon`) beside plain ones (`triton`). They were faster at head dims 64
-and 128 wherever both were timed; other head dims up to 256, and scores of other arithmetic, are taken to be like those.
-Scores that gather element by element, and functions of very much arithmetic, are judged by what they compute.
+On Hopper the forward has kernels of several backends. Those that suit an attention are ranked by what their schedules
+should cost (`predict`); with a tuner, `selection.fastest` measures them instead, forward and gradients apart. Scores that
+gather element by element, and functions of very much arithmetic, are judged by what they compute.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ModuleOp, TensorType, f32
 from xdsl.ir import Block, Operation
 
+from attn_engine.backends.backend import get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import padded
 from attn_engine.runtime.devices import Target, is_usable
+from attn_engine.runtime.predict import BESIDE, Prediction, predict
+from attn_engine.runtime.schedules import heads_of
 
-ASYNC_ARCH = "sm_90"
+PLAIN, ASYNC_ARCH = "triton", "sm_90"
 SMALLEST_HEAD, LARGEST_HEAD = 64, 256
 MAX_SCORE_COST = 64
 """Above so many operations per score, plain kernels are taken."""
@@ -30,25 +35,70 @@ _EXPANDED = 15
 """About what a function without an instruction of its own costs."""
 
 
+WORTH = 1.05
+"""How much faster than plain kernels others must be predicted to be."""
+PLAIN_GRADIENTS = ("tilelang",)
+"""Backends whose gradients do not overlap products: by prediction, they go to plain kernels."""
+OVERLAPPED_HEADS = (64, 128)
+"""Sizes of heads whose forward TileLang's kernels overlap."""
+
+
+@dataclass(frozen=True)
+class Considered:
+    """Backends that suit an attention, the one that should be fastest first, and why others do not."""
+
+    ranked: tuple[Prediction, ...]
+    unsuited: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        return [*(p.told(self.ranked[0]) for p in self.ranked), *self.unsuited]
+
+
 def choose(backend: str | None, target: Target, module: ModuleOp, in_blocks: bool = True) -> tuple[Target, ...]:
     """Targets to try in order; one only if the user or the environment named a backend.
 
     `in_blocks` says that descriptors can be made of q, k and v, without which nothing is copied asynchronously.
     """
-    if (
-        not in_blocks
-        or backend is not None
-        or target.backend != "triton"
-        or target.arch != ASYNC_ARCH
-        or not is_usable("gluon")
-    ):
+    if not is_open(backend, target) or not in_blocks:
         return (target,)
+    ranked = consider(module).ranked
+    plain = next(p for p in ranked if p.backend == target.backend)
+    better = [p for p in ranked if p.clocks * WORTH < plain.clocks]
+    return (*(Target(p.backend, target.arch) for p in better), target)
+
+
+def is_open(backend: str | None, target: Target) -> bool:
+    """Whether there is anything to choose."""
+    return backend is None and target.backend == PLAIN and target.arch == ASYNC_ARCH
+
+
+def consider(module: ModuleOp, anywhere: bool = False) -> Considered:
+    """What each backend's forward should cost on Hopper, of those that are usable here (or of all: `anywhere`)."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp))
-    return (Target("gluon", target.arch), target) if _suits(op) else (target,)
+    heads, cost = heads_of(module), min(score_cost(op), MAX_SCORE_COST)
+    reasons = {name: _unsuited(name, op, anywhere) for name in BESIDE}
+    ranked = [predict(name, heads, cost) for name, reason in reasons.items() if reason is None]
+    unsuited = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
+    return Considered(tuple(sorted(ranked, key=lambda p: p.clocks)), tuple(unsuited))
+
+
+def _unsuited(name: str, op: attn.AttentionOp, anywhere: bool) -> str | None:
+    """Why a backend is not considered for an attention."""
+    if name == PLAIN:
+        return None
+    if not anywhere and not is_usable(name):
+        return get_backend(name).check().reason
+    suits = _suits(op) if name == "gluon" else _suits(op) and _overlaps(op)
+    return None if suits else "its loop does not run other work beside products here"
+
+
+def _overlaps(op: attn.AttentionOp) -> bool:
+    sizes = [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
+    return all(size in OVERLAPPED_HEADS for size in sizes)
 
 
 def _suits(op: attn.AttentionOp) -> bool:
-    """Whether the asynchronous forward is predicted to be the faster one."""
+    """Whether a forward with asynchronous products can be the faster one."""
     if tile.element_of(op.q) == f32:
         return False
     sizes = [padded(v.type.get_shape()[3]) for v in (op.q, op.v) if isinstance(v.type, TensorType)]

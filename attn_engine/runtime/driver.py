@@ -48,6 +48,8 @@ class Request:
     """Sums have one order: the same bits every run."""
     exact: bool = False
     """Captures that train are exactly as long as the tensors."""
+    gradients: str = ""
+    """The backend of the plan of gradients, if it is another."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,21 @@ class Part:
 def to_parts(module: ModuleOp, request: Request) -> list[Part]:
     """Every plan for the backend asked for, or, what that has no kernels for, for the one that it leaves the rest to."""
     backend = get_backend(request.backend)
+    if request.gradients:
+        return [
+            part
+            for function in functions(module)
+            for part in to_parts(ModuleOp([function.clone()]), _own(function, request))
+        ]
     if backend.rest is None:
         return [Part(backend, to_tile(module, request, backend))]
     return [_part(function, request, backend, get_backend(backend.rest)) for function in functions(module)]
+
+
+def _own(function: func.FuncOp, request: Request) -> Request:
+    """The request for one plan, of which only gradients go to the backend for them."""
+    backward = any(isinstance(o, attn.BackwardOp) for o in function.walk())
+    return replace(request, backend=request.gradients if backward else request.backend, gradients="")
 
 
 def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backend) -> Part:

@@ -104,8 +104,8 @@ class Inspection:
         return driver.to_parts(lowered, self._request(view, schedule, backend))
 
     def _request(self, view: View, schedule: Schedule, backend: str) -> Request:
-        facts = {"positive_scale": True, "covered": True, "deterministic": self.deterministic}
-        return Request(self._wrt(view), backend, schedule, **facts)
+        wrt = self._wrt(view)
+        return Request(wrt, backend, schedule, positive_scale=True, covered=True, deterministic=self.deterministic)
 
 
 def _told(found: Examination | None) -> str:

@@ -162,9 +162,21 @@ def run_forward(compiled: Compiled, inputs: Call) -> list[Tensor]:
 
 def run_once(compiled: Compiled, inputs: Call) -> None:
     """One forward, and one backward where there is one, of tensors (q, k, v, captures, scale), for their time."""
-    q, k, v, captures, scale = inputs
-    o, *rows = run_forward(compiled, inputs)
-    with torch.no_grad():
-        if "backward" in compiled.plans:
-            count = compiled.signature.outputs
-            backward(q, k, v, o, torch.ones_like(o), rows[count:], rows[:count], captures, scale, compiled.key)
+    for call in calls(compiled, inputs).values():
+        call()
+
+
+def calls(compiled: Compiled, inputs: Call) -> dict[str, Callable[[], object]]:
+    """One call of each plan, outside of autograd; the backward's takes what a forward gives."""
+    found: dict[str, Callable[[], object]] = {"forward": lambda: run_forward(compiled, inputs)}
+    if "backward" in compiled.plans:
+        q, k, v, captures, scale = inputs
+        o, *rows = run_forward(compiled, inputs)
+        count, d_o = compiled.signature.outputs, torch.ones_like(o)
+
+        def gradients() -> None:
+            with torch.no_grad():
+                backward(q, k, v, o, d_o, rows[count:], rows[:count], captures, scale, compiled.key)
+
+        found["backward"] = gradients
+    return found

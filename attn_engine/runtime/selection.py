@@ -1,9 +1,9 @@
-"""Which of several schedules of an attention is taken, and why those before it were not."""
+"""Which of several ways to run an attention is taken, and why others were not: the first that runs, or the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -19,14 +19,16 @@ REFUSALS = (AsyncUnsupportedError, UnsupportedOpError, UnsupportedTileShapeError
 
 @dataclass(frozen=True)
 class Way:
-    """A target, and a schedule for it."""
+    """A target, a schedule for it, and the backend of the gradients, if that is another."""
 
     target: Target
     schedule: Schedule
+    gradients: str = ""
 
     def __str__(self) -> str:
         m, n, warps, stages = self.schedule.forward
-        return f"{self.target.backend}, forward in blocks of {m} queries and {n} keys, {warps} warps, {stages} stages"
+        blocks = f"{self.target.backend}, forward in blocks of {m} queries and {n} keys, {warps} warps, {stages} stages"
+        return f"{blocks}, gradients by {self.gradients}" if self.gradients else blocks
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Chosen:
     compiled: Compiled
     way: Way
     refused: tuple[tuple[Way, str], ...] = ()
+    why: str = ""
 
     def lines(self) -> list[str]:
         plans = {name: getattr(plan, "reason", None) for name, plan in self.compiled.plans.items()}
         plain = [f"{name}: plain kernels: {reason}" for name, reason in plans.items() if reason is not None]
-        return [*(f"not {way}: {reason}" for way, reason in self.refused), f"taken: {self.way}", *plain]
+        why = f" ({self.why})" if self.why else ""
+        return [*(f"not {way}: {reason}" for way, reason in self.refused), f"taken: {self.way}{why}", *plain]
 
 
 def first_that_runs(
@@ -69,3 +73,52 @@ def examine_launched(way: Way, built: Compiled, inputs: op.Call) -> str | None:
     op.run_forward(built, inputs)
     own = [examine(text) for backend, text in built.parts if backend == way.target.backend]
     return next((found.reason for found in own if found.reason is not None), None)
+
+
+Seconds = Mapping[str, float]
+"""Of each plan of an attention, `forward` and `backward`."""
+
+
+def fastest(
+    ways: Sequence[Way],
+    build: Callable[[Way], Compiled],
+    examine: Callable[[Way, Compiled], str | None],
+    measure: Callable[[Compiled], Seconds],
+) -> Chosen:
+    """The fastest forward of one backend with the fastest gradients of any; of each backend its first way that runs.
+
+    Raises:
+        what building the last way raises, if none runs.
+    """
+    refused: list[tuple[Way, str]] = []
+    measured: dict[Way, tuple[Compiled, Seconds]] = {}
+    for backend in dict.fromkeys(way.target.backend for way in ways):
+        own = [way for way in ways if way.target.backend == backend]
+        try:
+            chosen = first_that_runs(own, build, examine)
+        except REFUSALS as error:
+            refused.append((own[-1], str(error)))
+            continue
+        refused += chosen.refused
+        measured[chosen.way] = chosen.compiled, measure(chosen.compiled)
+    if not measured:
+        build(ways[-1])
+    best = {plan: min(measured, key=lambda way: measured[way][1][plan]) for plan in next(iter(measured.values()))[1]}
+    told = {way: _told(seconds) for way, (_, seconds) in measured.items()}
+    taken = _joined(best["forward"], best.get("backward", best["forward"]))
+    built = measured[taken][0] if taken in measured else build(taken)
+    others = [(way, f"measured {text}") for way, text in told.items() if way not in best.values()]
+    why = "; ".join(f"{way.target.backend} measured {told[way]}" for way in dict.fromkeys(best.values()))
+    return Chosen(built, taken, (*refused, *others), why)
+
+
+def _joined(forward: Way, backward: Way) -> Way:
+    """One way with the forward of one and the gradients of another."""
+    if forward == backward:
+        return forward
+    gradients = {kind: getattr(backward.schedule, kind) for kind in ("rows", "dq", "dkdv")}
+    return replace(forward, schedule=replace(forward.schedule, **gradients), gradients=backward.target.backend)
+
+
+def _told(seconds: Seconds) -> str:
+    return ", ".join(f"{plan} {time * 1e3:.3f} ms" for plan, time in seconds.items())

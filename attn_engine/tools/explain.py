@@ -18,6 +18,7 @@ from attn_engine.ir.separation import Separation
 from attn_engine.passes.online_plan import OnlinePlan, OnlineReport, plan_online
 from attn_engine.runtime import driver
 from attn_engine.runtime.attention import Attention
+from attn_engine.runtime.choice import ASYNC_ARCH, consider
 from attn_engine.runtime.inspect import View
 
 _ASSEMBLER = "triton"
@@ -33,7 +34,15 @@ def explain(definition: Attention, view: View) -> str:
     _name_reductions(attention)
     plan = plan_online(attention.row.block)
     lines = [*_reductions(attention, plan), *_loops(plan.report()), *_combine(plan), *_saved(attention, plan)]
-    return "\n".join([*lines, *_backward(backward), *_kernels(definition, view)])
+    return "\n".join([*lines, *_backward(backward), *_backends(attention, view), *_kernels(definition, view)])
+
+
+def _backends(attention: AttentionOp, view: View) -> Iterator[str]:
+    """Which backend would be taken by default where there is a choice, and why."""
+    module = attention.get_toplevel_object()
+    if view.arch == ASYNC_ARCH and isinstance(module, ModuleOp):
+        yield f"backends on {view.arch}, by what a forward's schedule should cost:"
+        yield from (f"  {line}" for line in consider(module, anywhere=True).lines())
 
 
 def _kernels(definition: Attention, view: View) -> Iterator[str]:

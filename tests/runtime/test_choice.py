@@ -8,8 +8,10 @@ import torch
 from attn_engine import library
 from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
-from attn_engine.runtime import choice
+from attn_engine.ir.schedule import Heads
+from attn_engine.runtime import choice, driver, predict
 from attn_engine.runtime.devices import Target
+from attn_engine.runtime.schedules import default_schedule
 
 HOPPER = Target("triton", "sm_90")
 
@@ -40,7 +42,7 @@ SLOPES, BIAS, IDS = torch.rand(4), torch.randn(4, 8, 8), torch.arange(8) // 3
     ids=["softmax", "alibi", "sigmoid", "soft_cap", "bias", "documents"],
 )
 def test_forwards_are_asynchronous_on_hopper(definition: Definition):
-    assert chosen(definition) == ["gluon", "triton"]
+    assert chosen(definition) == ["gluon", "tilelang", "triton"]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_other_devices_types_and_names_are_plain():
     assert chosen(Definition(), Target("triton", "sm_80")) == ["triton"]
     assert chosen(Definition(), dtype=torch.float32) == ["triton"]
     assert chosen(Definition(), dim=72) == ["gluon", "triton"]
+    assert chosen(Definition(), dim=256) == ["gluon", "triton"]
     assert chosen(Definition(), dim=32) == chosen(Definition(), dim=512) == ["triton"]
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     assert choice.choose("triton", HOPPER, module) == (HOPPER,)
@@ -71,3 +74,39 @@ def test_other_devices_types_and_names_are_plain():
 def test_tensors_that_no_descriptor_takes_are_plain():
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     assert choice.choose(None, HOPPER, module, in_blocks=False) == (HOPPER,)
+
+
+def test_predictions_rank_and_say_why():
+    module = build(Definition(key_mod=lambda x: 2 * x), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
+    assert choice.consider(module).lines()[1:] == [
+        "gluon: its loop does not run other work beside products here",
+        "tilelang: its loop does not run other work beside products here",
+    ]
+    module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
+    lines = choice.consider(module).lines()
+    assert [line.split(":")[0] for line in lines] == ["gluon", "tilelang", "triton"]
+    assert "(1.00): two groups of warps take turns" in lines[0]
+
+
+def test_a_backend_that_is_not_there_is_not_considered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choice, "is_usable", lambda name: name != "tilelang")
+    assert chosen(Definition(mask_mod=library.causal)) == ["gluon", "triton"]
+
+
+def test_a_heavier_score_costs_more_everywhere():
+    light, heavy = (predict.predict("triton", Heads(128, 128, "bf16"), ops).clocks for ops in (0, 60))
+    assert heavy - light == pytest.approx(
+        (60 / 128) - (min(0.15 * 66 / 128 + 0.15 / 16, 0.139) - 0.15 * 0.109375), abs=1e-3
+    )
+
+
+def test_gradients_of_another_backend():
+    """Each plan is text of its own backend."""
+    module = build(Definition(mask_mod=library.causal), dtype=torch.float16, head_dim=64, head_dim_v=64).module
+    target = Target("tilelang", "sm_90")
+    lowered = driver.to_attn(module, ("q", "k", "v"))
+    request = driver.Request(("q", "k", "v"), "tilelang", default_schedule(target, module), gradients="triton")
+    assert [(p.backend.name, "triton.jit" in p.source) for p in driver.to_parts(lowered, request)] == [
+        ("tilelang", False),
+        ("triton", True),
+    ]

@@ -12,7 +12,7 @@ from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.schedule import Heads, KernelSchedule, Schedule
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Compiled
-from attn_engine.runtime.selection import Way, first_that_runs
+from attn_engine.runtime.selection import Way, fastest, first_that_runs
 
 
 def way(backend: str, keys: int) -> Way:
@@ -54,6 +54,38 @@ def test_the_refusal_of_the_last_is_the_callers():
 def test_the_last_is_taken_as_it_is():
     found: Any = first_that_runs(WAYS[:2], build, lambda way, built: "serialised")
     assert found.way is WAYS[1]
+
+
+TIMES = {"gluon": {"forward": 1e-3, "backward": 4e-3}, "triton": {"forward": 2e-3, "backward": 3e-3}}
+
+
+def times(built: Any) -> dict[str, float]:
+    return TIMES[built.way.target.backend]
+
+
+def test_forward_and_gradients_are_each_the_fastest():
+    found = fastest(WAYS, build, lambda way, built: None, times)
+    assert (found.way.target.backend, found.way.gradients) == ("gluon", "triton")
+    assert found.way.schedule.forward == WAYS[1].schedule.forward
+    assert found.way.schedule.dq == WAYS[2].schedule.dq
+    assert found.lines()[-2].endswith(
+        "gradients by triton (gluon measured forward 1.000 ms, backward 4.000 ms;"
+        " triton measured forward 2.000 ms, backward 3.000 ms)"
+    )
+
+
+def test_what_is_slower_in_both_is_refused_with_its_times():
+    slow = {"gluon": {"forward": 3e-3}, "triton": {"forward": 2e-3}}
+    found = fastest(WAYS, build, lambda way, built: None, lambda built: slow[cast(Any, built).way.target.backend])
+    assert found.way is WAYS[2] and found.way.gradients == ""
+    assert (WAYS[1], "measured forward 3.000 ms") in found.refused
+
+
+def test_a_backend_that_refuses_is_not_measured():
+    found = fastest([WAYS[0], WAYS[2]], build, lambda way, built: None, times)
+    assert found.way is WAYS[2] and "need too much" in found.refused[0][1]
+    with pytest.raises(AsyncUnsupportedError):
+        fastest(WAYS[:1], build, lambda way, built: None, times)
 
 
 @pytest.mark.parametrize("heads", [(64, 64), (96, 96), (128, 128), (192, 128), (128, 256), (256, 256)])
