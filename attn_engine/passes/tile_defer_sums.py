@@ -157,10 +157,10 @@ def _places(role: Block, bodies: Sequence[Block]) -> list[int]:
 # --- steps -------------------------------------------------------------------------------------
 
 
-def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> list[SSAValue]:
-    """One step; gives the coordinates of its own sum."""
+def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> None:
+    """One step; it yields the coordinates of its own sum."""
     found = _Sum.of(body)
-    here = [found.add.coordinates[place] for place in places]
+    yield_more(body, [found.add.coordinates[place] for place in places])
     first = body.first_op
     assert first is not None
     pending = found.start(Before(first), found.turn.lhs)
@@ -168,7 +168,6 @@ def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> lis
     found.finish(Before(anchor), pending, dict(zip(places, before, strict=True)))
     _delay(body, anchor, pending)
     found.erase()
-    return here
 
 
 def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
@@ -201,7 +200,7 @@ def _defer(loop: scf.ForOp, places: Sequence[int], carried: Sequence[SSAValue]) 
     new, inner = extend_for(loop, carried, [c.name_hint or "before" for c in carried])
     body = new.body.block
     if is_role_step(new):
-        yield_more(body, _step(body, places, inner))
+        _step(body, places, inner)
     else:
         for op in list(body.ops):
             if isinstance(op, scf.ForOp) and _holds_steps(op):
