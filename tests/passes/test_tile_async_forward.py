@@ -64,6 +64,10 @@ CASES: dict[str, Case] = {
         Definition(row=library.sigmoid, mask_mod=library.causal), lambda s, seen: torch.where(seen, s.sigmoid(), 0.0)
     ),
     "relu": Case(Definition(row=library.relu), lambda s, seen: torch.where(seen, s.relu(), 0.0)),
+    "cosine": Case(
+        Definition(row=library.cosine, mask_mod=library.causal),
+        lambda s, seen: torch.where(seen, s, 0.0) / torch.where(seen, s, 0.0).norm(dim=-1, keepdim=True),
+    ),
     "table": Case(Definition(score_mod=library.bias(TABLE), mask_mod=library.causal)),
     "query_mod": Case(Definition(query_mod=lambda x: x * 0.5 + 0.25, mask_mod=library.causal)),
 }
@@ -254,6 +258,6 @@ def test_what_is_not_taken_says_why():
 
 def test_shared_memory_is_a_reason():
     made = compiled("full")
-    module = made.scheduled(2)
+    module = made.scheduled(SCHEDULE.index("tile-pipeline"))
     with pytest.raises(AsyncUnsupportedError, match="shared memory"):
         driver.run_passes(module, ("tile-pipeline{stages=64 shared_bytes=100000}",))

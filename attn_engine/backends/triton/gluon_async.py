@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter, splat
-from attn_engine.backends.triton.gluon_types import Blocked, operand_layout
+from attn_engine.backends.triton.gluon_types import Blocked, Own, operand_layout
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
 from attn_engine.dialects import tile_async_memory as memory
@@ -198,7 +198,9 @@ def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> N
     groups, width = op.groups.value.data, op.width.value.data
     parts = f"{printer.tile(op.value)}.reshape([{rows}, {columns // (groups * width)}, {groups}, {width}])"
     combine = _REDUCE[op.kind.data]
-    printer.assign(op, f"gl.reduce(gl.reduce({parts}, 3, {combine}), 1, {combine})")
+    text, layout = f"gl.reduce(gl.reduce({parts}, 3, {combine}), 1, {combine})", printer.layout_of(op.result)
+    own = isinstance(layout, Own)
+    printer.assign(op, text if own else f"gl.convert_layout({text}, {printer.layout(layout)}, assert_trivial=True)")
 
 
 def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:

@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from attn_engine.backends.triton.gluon_types import (
     Blocked,
+    Lanes,
     Layout,
     Own,
     Slice,
@@ -129,10 +130,17 @@ def _from_inputs(table: LayoutTable, op: tile.MapOp) -> Layout | None:
     for layout, axes in inputs:
         if layout is not None and len(axes) == rank:
             return layout
+    if any(_is_pending(table, i) for i, a in zip(op.inputs, tile.axes_of(op.axes), strict=True) if len(a) == rank):
+        return None
     for layout, axes in inputs:
         if isinstance(layout, Slice) and rank == 2 and axes == (1 - layout.axis,):
             return layout.of
     return None
+
+
+def _is_pending(table: LayoutTable, value: SSAValue) -> bool:
+    """Whether a tile will get its layout from what makes it: nothing that is loaded does."""
+    return table.known(value) is None and not is_free(value) and not isinstance(value.owner, tile.LoadOp)
 
 
 def _reduce(table: LayoutTable, op: tile.ReduceOp) -> bool:
@@ -145,7 +153,9 @@ def _same(table: LayoutTable, op: PinOp | tile.ScanOp) -> bool:
 
 
 def _reduce_partial(table: LayoutTable, op: ReducePartialOp) -> bool:
-    return table.put(op.result, Own(op.result))
+    rows, groups = tile.shape_of(op.result)
+    by_thread = (groups, op.width.value.data) == (4, 2)
+    return table.put(op.result, Lanes(rows, table.warps) if by_thread else Own(op.result))
 
 
 def _carried(op: scf.ForOp | scf.WhileOp) -> Iterator[tuple[SSAValue, ...]]:

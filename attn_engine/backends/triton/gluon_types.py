@@ -123,7 +123,23 @@ class Blocked:
         return f"gl.BlockedLayout({[*ones, size]}, {threads}, {warps}, {list(reversed(range(len(self.shape))))})"
 
 
-Layout = Mma | Operand | Slice | Own | Blocked
+@dataclass(frozen=True)
+class Lanes:
+    """Of sums over the columns of a product's result, but for those of the four threads that share a row: [rows, 4]."""
+
+    rows: int
+    warps: int
+
+    def text(self) -> str:
+        """A warp has 16 rows at a time, a thread two of them, eight apart."""
+        rounds = (self.rows // (16 * self.warps)).bit_length() - 1
+        registers = [[8, 0], *([16 * self.warps << n, 0] for n in range(rounds))]
+        warps = [[16 << n, 0] for n in range(self.warps.bit_length() - 1)]
+        threads = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+        return f"gl.DistributedLinearLayout({registers}, {threads}, {warps}, [], [{self.rows}, 4])"
+
+
+Layout = Mma | Operand | Slice | Own | Blocked | Lanes
 
 _INSTRUCTION_K_BITS = 256
 _REGISTER_BITS = 32
@@ -158,5 +174,5 @@ def layout_text(layout: Layout, names: Names) -> str:
             return f"gl.SliceLayout({layout.axis}, {layout_text(layout.of, names)})"
         case Own():
             return f"{names.of(layout.value)}.type.layout"
-        case Blocked():
+        case Blocked() | Lanes():
             return layout.text()
