@@ -59,9 +59,10 @@ SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
-# One list of definitions through every interpreter and backend, on the CPU; the last line counts.
+# One list of definitions through every interpreter and backend, on the CPU; the last line counts. What was found for the
+# same sources is kept in $(OUT) and not run again.
 parity: $(READY)
-	$(BIN)/python -m tests.parity --jobs $(JOBS) --out docs/parity.md
+	$(BIN)/python -m tests.parity --jobs $(JOBS) --out docs/parity.md --log $(OUT)/parity.jsonl
 
 clean:
 	rm -rf $(VENV) $(OUT) .pytest_cache .ruff_cache .hypothesis

@@ -1,17 +1,18 @@
-"""`python -m tests.parity [--jobs 2] [--out docs/parity.md]`: every case through every path; the last line counts them."""
+"""`python -m tests.parity [--jobs 2] [--out docs/parity.md]`: every case through every path; the last line counts them.
+
+With `--log` it can be stopped and started again: outcomes of the same sources are kept and not run again.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
-from dataclasses import asdict
 from pathlib import Path as File
 
 from tests.parity.cases import cases
-from tests.parity.check import Outcome
 from tests.parity.paths import PATHS
+from tests.parity.log import read, write
 from tests.parity.processes import run
 from tests.parity.report import is_good, last_line, page
 
@@ -32,12 +33,11 @@ def main() -> int:
     options = _options()
     chosen = [case for case in cases() if options.cases in str(case)]
     log = options.log
-    outcomes = [Outcome(**json.loads(line)) for line in log.read_text().splitlines()] if log and log.exists() else []
+    outcomes = read(log) if log else []
     for outcome in run(chosen, options.paths.split(","), options.jobs, outcomes):
         outcomes.append(outcome)
         if log:
-            with log.open("a") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
+            write(log, outcome)
         if outcome.verdict in ("failed", "skipped"):
             print(
                 f"{outcome.verdict}: {outcome.case} ({outcome.dtype}) on {outcome.path}: {outcome.detail}", flush=True

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attn_engine.errors import ArgumentError
+from tests.parity import log
 from tests.parity.cases import Case, cases, definitions
 from tests.parity.check import compare, difference
 from tests.parity.paths import PATHS, Path, right
@@ -95,3 +96,12 @@ def test_the_report_counts_and_says_why():
     assert "- fake: ArgumentError: too odd (1 cases: length: one position (f32))" in text
     assert text.rstrip().endswith(last_line([*good, skipped, failed]))
     assert last_line([*good, skipped, failed]).endswith("32 runs: 30 agree, 1 skipped, 1 failures")
+
+
+def test_a_run_goes_on_with_what_was_found_for_the_same_sources(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    file, outcome = tmp_path / "kept" / "log.jsonl", compare(fake(RIGHT), CASE, RIGHT)
+    assert log.read(file) == []
+    log.write(file, outcome)
+    assert log.read(file) == [outcome]
+    monkeypatch.setattr(log, "sources", lambda: "others")
+    assert log.read(file) == []

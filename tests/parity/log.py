@@ -1,0 +1,43 @@
+"""Outcomes in a file, a line each with what the sources were: a run goes on where another of the same sources ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from tests.parity.check import Outcome
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("attn_engine", "tests/parity", "tests/support", "tests/backends/test_differential.py")
+SUFFIXES = (".py", ".h", ".cpp")
+
+
+def _files() -> Iterator[Path]:
+    for name in SOURCES:
+        path = ROOT / name
+        yield from sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES) if path.is_dir() else [path]
+
+
+@cache
+def sources() -> str:
+    """Names the text of all that outcomes depend on."""
+    digest = hashlib.sha256()
+    for file in _files():
+        digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read(log: Path) -> list[Outcome]:
+    """What was found with the sources as they are."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [Outcome(**line["outcome"]) for line in lines if line["sources"] == sources()]
+
+
+def write(log: Path, outcome: Outcome) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        file.write(json.dumps({"sources": sources(), "outcome": asdict(outcome)}) + "\n")
