@@ -11,8 +11,8 @@ import sys
 from pathlib import Path as File
 
 from tests.parity.cases import cases
-from tests.parity.paths import PATHS
 from tests.parity.log import read, write
+from tests.parity.paths import PATHS
 from tests.parity.processes import run
 from tests.parity.report import is_good, last_line, page
 
