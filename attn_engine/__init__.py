@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from attn_engine import errors as errors
     from attn_engine import flex as flex
     from attn_engine import library as library
+    from attn_engine import masks as masks
     from attn_engine.errors import AttnEngineError as AttnEngineError
     from attn_engine.flex import flex_attention as flex_attention
     from attn_engine.frontend.custom_io import CustomIO as CustomIO
@@ -62,11 +63,11 @@ _HOME = {
     "LinearAttentionEngine": "runtime.recurrence_engine",
 }
 
-__all__ = [*_HOME, "errors", "flex", "library"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_HOME, "errors", "flex", "library", "masks"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "flex", "library"):
+    if name in ("errors", "flex", "library", "masks"):
         return import_module(f"attn_engine.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'attn_engine' has no attribute '{name}'")

@@ -236,6 +236,23 @@ class BlockMaskError(ArgumentError):
     """A block mask of the wrong shape or dtype."""
 
 
+class MaskRuleError(ArgumentError):
+    """A mask that is written in a way that no mask has."""
+
+    def __init__(self, rule: str, problem: str):
+        super().__init__(f"mask '{rule}': {problem}")
+
+
+class MaskLengthsError(ArgumentError):
+    """A mask that depends on the lengths, called where they are not known."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"mask '{name}' depends on the numbers of queries and keys: pass it to an attention as it is, compose it with"
+            " & | ~, or call mask.of_lengths(q_len, kv_len) for a function"
+        )
+
+
 class ScaleError(ArgumentError):
     """A scale that is no finite number."""
 

@@ -19,6 +19,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from attn_engine.errors import ArgumentError, BlockMaskError, HeadCountError
 from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.mask_algebra import of_lengths
 from attn_engine.library import and_masks as and_masks
 from attn_engine.library import or_masks as or_masks
 from attn_engine.runtime.attention import shared_attention
@@ -108,4 +109,5 @@ def create_block_mask(
         raise BlockMaskError(f"mask_mod is a {type(mask_mod).__name__}: pass a function (b, h, q_idx, kv_idx) -> bool")
     if min(q_block, kv_block, B or 1, H or 1) < 1 or min(Q_LEN, KV_LEN) < 0:
         raise BlockMaskError(f"sizes {(B, H, Q_LEN, KV_LEN)} in blocks of {(q_block, kv_block)}: they must be positive")
+    mask_mod = of_lengths(mask_mod, Q_LEN, KV_LEN)
     return BlockMask(mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), (q_block, kv_block), device or "cpu")

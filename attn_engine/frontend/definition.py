@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_engine.frontend.custom_io import CustomIO
+from attn_engine.frontend.mask_algebra import Mask
 from attn_engine.frontend.online_func import OnlineFunc
 
 UserFunction = Callable[..., Any]
@@ -32,6 +33,8 @@ class Definition:
     def __post_init__(self) -> None:
         if isinstance(self.row, OnlineFunc):
             self.row.check()
+        if isinstance(self.mask_mod, Mask) and not self.mask_mod.uses_lengths:
+            object.__setattr__(self, "mask_mod", self.mask_mod.function)
 
     def functions(self) -> Iterator[tuple[str, UserFunction]]:
         """Every user function under the name of its place, those of an OnlineFunc one by one."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attn_engine.errors import ReturnValueError
+from attn_engine.frontend.mask_algebra import of_lengths
 from attn_engine.frontend.source import refuse
 
 Mask = Callable[[Any, Any, Any, Any], Any]
@@ -39,6 +40,7 @@ def create_block_mask(
     None is 1, for masks that do not depend on it. The tensor remembers its lengths and block sizes
     (`made_for`); a copy of it, on another device say, does not.
     """
+    mask_mod = of_lengths(mask_mod, Q, KV)
     b = torch.arange(B or 1, device=device).view(-1, 1, 1, 1)
     h = torch.arange(H or 1, device=device).view(-1, 1, 1)
     kv = torch.arange(KV, device=device)

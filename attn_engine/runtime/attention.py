@@ -15,6 +15,7 @@ from attn_engine.frontend.build import Traced, build, rebind
 from attn_engine.frontend.checks import Sizes, check_captures, check_qkv, check_scale
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key, identify
+from attn_engine.frontend.mask_algebra import Mask, of_call, of_packed
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.frontend.packed import Tokens, check_bounds, packed
 from attn_engine.ir.schedule import Length, Schedule
@@ -144,7 +145,13 @@ class Attention(Inspection):
         if len(keys) != len(cu_seqlens_q):
             raise SequenceBoundsError(f"there are {len(cu_seqlens_q)} offsets of queries and {len(keys)} of keys")
         tokens = (Tokens.of(cu_seqlens_q, q.shape[2], 1), Tokens.of(keys, k.shape[2], 0))
-        return replace(self, definition=packed(self.definition, *tokens))
+        mask = self.definition.mask_mod
+        own = self._with_mask(of_packed(mask, cu_seqlens_q, keys)) if isinstance(mask, Mask) else self
+        return replace(own, definition=packed(own.definition, *tokens))
+
+    def _with_mask(self, mask_mod: UserFunction) -> Attention:
+        """The same with a mask function that knows the lengths of a call; it shares what is compiled."""
+        return replace(self, definition=replace(self.definition, mask_mod=mask_mod))
 
     def choices(self) -> list[str]:
         """Of what was built so far: which schedule was taken, and why those before it were not."""
@@ -165,6 +172,9 @@ class Attention(Inspection):
         """[o, then of lse and largest score, each [B, H, Sq], those asked for]; as in a plain call otherwise."""
         by_reference = is_reference(self.backend)
         sizes = check_qkv(q, k, v, by_reference)
+        if isinstance(mask := self.definition.mask_mod, Mask):
+            own = self._with_mask(of_call(mask, sizes.q_len, sizes.kv_len, q.device))
+            return own.rows(q, k, v, scale=scale, return_lse=return_lse, return_max=return_max, custom=custom)
         factor = check_scale(self.definition.default_scale(sizes.head_dim) if scale is None else scale)
         trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
         check_captures(trace.rules.names, captures, q.device)

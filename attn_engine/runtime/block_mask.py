@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,10 +24,10 @@ from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.interpreters.attn_common import index_grid
 from attn_engine.interpreters.scalar import oracle_dtypes, run_region
+from attn_engine.runtime import mask_picture
+from attn_engine.runtime.mask_picture import FULL, HIDDEN, PARTIAL
 
 Mask = Callable[[Any, Any, Any, Any], Any]
-
-HIDDEN, PARTIAL, FULL = 0, 1, 2
 
 MOST_CHECKED = 2**28
 """Elements up to which a table is compared with its function; beyond, the table is read."""
@@ -52,7 +54,7 @@ class BlockMask:
 
     def states(self) -> Tensor:
         """[B, H, query blocks, key blocks], int8: 0 hidden, 1 partial, 2 full."""
-        return block_states(self.mask_mod, self.shape, self.BLOCK_SIZE, self.device)
+        return self._survey[0]
 
     def to_dense(self) -> Tensor:
         """The same in which 1 is any block with a visible element."""
@@ -62,8 +64,31 @@ class BlockMask:
         """The percentage of blocks that are hidden."""
         return 100.0 * (1.0 - self.to_dense().float().mean().item())
 
+    def density(self) -> float:
+        """The percentage of elements that are visible."""
+        elements = self.shape[0] * self.shape[1] * self.shape[2] * self.shape[3]
+        return 100.0 * self._survey[1] / max(1, elements)
+
+    def picture(self, batch: int = 0, head: int = 0) -> str:
+        """The blocks as text, hidden ones blank, partial ones light and full ones dark; of many blocks, several a sign."""
+        return mask_picture.text(self.states()[batch, head])
+
+    def save(self, path: str | Path, batch: int = 0, head: int = 0) -> None:
+        """The blocks as an image, in the format that the name ends in; needs matplotlib."""
+        mask_picture.save(self.states()[batch, head], self._title(), path)
+
+    def _title(self) -> str:
+        queries, keys = self.seq_lengths
+        return (
+            f"{queries} queries, {keys} keys: {self.density():.2f} % visible, {self.sparsity():.2f} % of blocks hidden"
+        )
+
     def __str__(self) -> str:
-        return f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%)"
+        return f"BlockMask(shape={self.shape}, {self._title()})\n{self.picture()}"
+
+    @cached_property
+    def _survey(self) -> tuple[Tensor, int]:
+        return survey(self.mask_mod, self.shape, self.BLOCK_SIZE, self.device)
 
 
 AnyBlockMask = BlockMask | torch_flex.BlockMask
@@ -73,10 +98,21 @@ def block_states(
     mask_mod: Mask, shape: tuple[int, int, int, int], block: tuple[int, int], device: torch.device | str = "cpu"
 ) -> Tensor:
     """What a mask makes of every block, [B, H, query blocks, key blocks] int8; one row of blocks at a time."""
-    rows = [_row_states(visible, block[1]) for visible in _visible_rows(mask_mod, shape, block[0], device)]
+    return survey(mask_mod, shape, block, device)[0]
+
+
+def survey(
+    mask_mod: Mask, shape: tuple[int, int, int, int], block: tuple[int, int], device: torch.device | str = "cpu"
+) -> tuple[Tensor, int]:
+    """`block_states`, and how many elements are visible."""
+    rows: list[Tensor] = []
+    count = 0
+    for visible in _visible_rows(mask_mod, shape, block[0], device):
+        rows.append(_row_states(visible, block[1]))
+        count += int(visible.sum())
     if not rows:
-        return torch.zeros((*shape[:2], 0, -(-shape[3] // block[1])), dtype=torch.int8, device=device)
-    return torch.stack(rows, dim=2)
+        return torch.zeros((*shape[:2], 0, -(-shape[3] // block[1])), dtype=torch.int8, device=device), 0
+    return torch.stack(rows, dim=2), count
 
 
 def _row_states(visible: Tensor, block: int) -> Tensor:

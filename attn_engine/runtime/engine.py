@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -10,9 +11,9 @@ from torch import Tensor
 from attn_engine.errors import LayoutError, MaskSizeError, MetaMismatchError
 from attn_engine.frontend.custom_io import CustomIO, MetaTensor
 from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.mask_algebra import as_mask
 from attn_engine.frontend.masks import made_for
 from attn_engine.frontend.online_func import OnlineFunc
-from attn_engine.library import and_masks
 from attn_engine.runtime.attention import Attention
 from attn_engine.runtime.tune import Tuner
 
@@ -99,7 +100,7 @@ class AttentionEngine:
             masks.append(self._hidden_blocks(block_mask))
         elif block_mask is not None:
             masks.append(block_mask)
-        return masks[0] if len(masks) == 1 else and_masks(*masks) if masks else None
+        return reduce(lambda a, b: as_mask(a) & b, masks) if masks else None
 
     def _hidden_blocks(self, blocks: Tensor) -> UserFunction:
         """A block mask [B or 1, H or 1, q blocks, kv blocks] as a mask function."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
@@ -11,6 +11,7 @@ from attn_engine.backends.backend import Examination, get_backend
 from attn_engine.errors import StageError
 from attn_engine.frontend.build import Traced, build
 from attn_engine.frontend.definition import Definition
+from attn_engine.frontend.mask_algebra import Mask, of_call
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
@@ -82,9 +83,11 @@ class Inspection:
 
     def _trace_for(self, view: View) -> Traced:
         """The trace for a view; named inputs, which only a call brings, are stood in for."""
-        shapes = self.definition.custom_io.shapes
+        shapes, definition = self.definition.custom_io.shapes, self.definition
+        if isinstance(mask := definition.mask_mod, Mask):
+            definition = replace(definition, mask_mod=of_call(mask, 0, 0, torch.device("cpu")))
         return build(
-            self.definition,
+            definition,
             dtype=view.dtype,
             head_dim=view.head_dim,
             head_dim_v=view.head_dim_v or view.head_dim,
