@@ -84,7 +84,7 @@ def fa4() -> Callable[..., Any] | None:
         return None
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -106,7 +106,7 @@ def softmax(case: Softmax) -> Attend:
 
 def contenders(case: Softmax, operands: Sequence[Tensor]) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {OURS: partial(softmax(case), *operands)}
-    found[CUDNN] = partial(_cudnn, *operands, case.causal)
+    found[CUDNN] = partial(cudnn, *operands, case.causal)
     attend = fa4()
     if attend is not None:
         found[FA4] = _fa4(attend, operands, case.causal)
