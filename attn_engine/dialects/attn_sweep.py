@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import TensorType, UnitAttr, f32
+from xdsl.dialects.builtin import I64, IntegerAttr, TensorType, UnitAttr, f32
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     AttrSizedResultSegments,
@@ -34,9 +34,13 @@ class SweepOp(IRDLOperation):
     ```
 
     The state starts as `initial` (S_0, or R after the last token; 0 without it) and ends as `final` (the last S, or
-    the first R). `rows` are sums over the channels of `dot` * o, without w, one per token. Shapes and `bounds` are
+    the first R). `rows` are sums over the channels of `dot` * o, one per token, in reverse without w unless `whole`. Shapes and `bounds` are
     those of `attn.recurrence`, but each of q, k, v and dot may have fewer heads than the result: head h of H
     reads head h // (H // own heads). A log decay per channel is one per row of the state, with `columns` one per column.
+
+    `kept` are the states before every `segment`-th token (slot s holds S before token s * segment; slot 0 is not read),
+    and `ends` the sums of such states, given as `meets`, times the sweep's own R before the same tokens: over all of
+    the state, or with a log decay per channel over its rows.
 
     ```
     %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %e reverse
@@ -55,23 +59,34 @@ class SweepOp(IRDLOperation):
     initial = opt_operand_def(TensorType)
     bounds = opt_operand_def(TensorType)
     dot = opt_operand_def(TensorType)
+    meets = opt_operand_def(TensorType)
+    segment = opt_prop_def(IntegerAttr[I64])
     reverse = opt_prop_def(UnitAttr)
     columns = opt_prop_def(UnitAttr)
+    whole = opt_prop_def(UnitAttr)
     o = result_def(TensorType)
     final = opt_result_def(TensorType)
     rows = opt_result_def(TensorType)
+    kept = opt_result_def(TensorType)
+    ends = opt_result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
     traits = traits_def(Pure())
     assembly_format = (
         "$q `,` $k `,` $v `scale` $scale (`decay` $decay^)? (`weight` $weight^)? (`initial` $initial^)?"
-        " (`bounds` $bounds^)? (`dot` $dot^)? (`reverse` $reverse^)? (`columns` $columns^)? attr-dict `:` type($q) `,` type($k) `,` type($v)"
+        " (`bounds` $bounds^)? (`dot` $dot^)? (`meets` $meets^)? (`segment` $segment^)? (`reverse` $reverse^)?"
+        " (`columns` $columns^)? (`whole` $whole^)? attr-dict `:` type($q) `,` type($k) `,` type($v)"
         " (`decay` type($decay)^)? (`weight` type($weight)^)? (`initial` type($initial)^)? (`bounds` type($bounds)^)?"
-        " (`dot` type($dot)^)? `->` type($o) (`final` type($final)^)? (`rows` type($rows)^)?"
+        " (`dot` type($dot)^)? (`meets` type($meets)^)? `->` type($o) (`final` type($final)^)? (`rows` type($rows)^)?"
+        " (`kept` type($kept)^)? (`ends` type($ends)^)?"
     )
 
     def verify_(self) -> None:
         if (self.dot is None) != (self.rows is None):
             raise VerifyException("rows are the sums that dot asks for: give both or neither")
+        if (self.meets is None) != (self.ends is None):
+            raise VerifyException("ends are the sums that meets asks for: give both or neither")
+        if self.segment is None and (self.kept is not None or self.meets is not None):
+            raise VerifyException("states are kept, and met, at every segment-th token: give a segment")
         state = "bhkv" if self.bounds is None else "nhkv"
         sizes: dict[str, int] = {}
         wide = "bhtk" if self.columns is None else "bhtv"
@@ -87,6 +102,9 @@ class SweepOp(IRDLOperation):
             ("dot", ("b?tv",)),
             ("final", (state,)),
             ("rows", ("bht",)),
+            ("kept", ("bh?kv",)),
+            ("meets", ("bh?kv",)),
+            ("ends", ("bh?", "bh?v")),
         ):
             match_sizes(name, getattr(self, name), shapes, sizes)
 
@@ -95,41 +113,51 @@ class SweepOp(IRDLOperation):
 class TokenGradientsOp(IRDLOperation):
     """The gradients of what a recurrence has one of per token: the log decay, the weight.
 
-    With p = q . dq, r = v . dv before the weight, and the states at the end:
+    With p = q . dq, n = k . dk, r = v . dv before the weight, and the states at the end:
 
     ```
-    d_decay_t  = sum_{s >= t} (p_s - w_s r_s) + sum(final * d_final), and 0 where the log decay is -inf
+    d_decay_t  = sum_{s >= t} (p_s - n_s) + sum(final * d_final), and 0 where the log decay is -inf
     d_weight_t = r_t
     ```
 
+    Those sums cancel, more so the longer they are. With `ends` [B, H, slots] they go to the end of the segment of t alone,
+    and the sum of states times their gradients before the next segment stands for what follows.
+
     ```
-    %dg = attn.token_gradients %r p %p decay %g : tensor<?x?x?xf32> p tensor<?x?x?xf32> decay tensor<?x?x?xf32>
+    %dg = attn.token_gradients p %p n %n decay %g : p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32>
       -> decay tensor<?x?x?xf32>
     ```
     """
 
     name = "attn.token_gradients"
-    r = operand_def(TensorType)
+    r = opt_operand_def(TensorType)
     p = opt_operand_def(TensorType)
+    n = opt_operand_def(TensorType)
     decay = opt_operand_def(TensorType)
-    weight = opt_operand_def(TensorType)
     states = var_operand_def(TensorType)
     bounds = opt_operand_def(TensorType)
+    ends = opt_operand_def(TensorType)
+    segment = opt_prop_def(IntegerAttr[I64])
     d_decay = opt_result_def(TensorType)
     d_weight = opt_result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
     traits = traits_def(Pure())
     assembly_format = (
-        "$r (`p` $p^)? (`decay` $decay^)? (`weight` $weight^)? (`states` $states^)? (`bounds` $bounds^)? attr-dict"
-        " `:` type($r) (`p` type($p)^)? (`decay` type($decay)^)? (`weight` type($weight)^)? (`states` type($states)^)?"
-        " (`bounds` type($bounds)^)? `->` (`decay` type($d_decay)^)? (`weight` type($d_weight)^)?"
+        "(`r` $r^)? (`p` $p^)? (`n` $n^)? (`decay` $decay^)? (`states` $states^)? (`bounds` $bounds^)? (`ends` $ends^)?"
+        " (`segment` $segment^)? attr-dict"
+        " `:` (`r` type($r)^)? (`p` type($p)^)? (`n` type($n)^)? (`decay` type($decay)^)? (`states` type($states)^)?"
+        " (`bounds` type($bounds)^)? (`ends` type($ends)^)? `->` (`decay` type($d_decay)^)? (`weight` type($d_weight)^)?"
     )
 
     def verify_(self) -> None:
         if len(self.states) not in (0, 2):
             raise VerifyException(f"states are the final state and its gradient, got {len(self.states)}")
-        if self.d_decay is not None and (self.decay is None or self.p is None):
-            raise VerifyException("the gradient of a decay needs the decay and p")
+        if self.d_decay is not None and (self.decay is None or self.p is None or self.n is None):
+            raise VerifyException("the gradient of a decay needs the decay, p and n")
+        if self.d_weight is not None and self.r is None:
+            raise VerifyException("the gradient of a weight is r: give it")
+        if (self.ends is None) != (self.segment is None):
+            raise VerifyException("ends are those of segments: give both or neither")
 
 
 @irdl_op_definition
@@ -139,7 +167,8 @@ class ChannelGradientsOp(IRDLOperation):
     ```
     d_decay_t = sum_{s >= t} (q_s * dq_s - k_s * dk_s) + (final * d_final) summed over the value channels
     ```
-    and 0 where the log decay is -inf. dq and dk have all heads and are f32.
+    and 0 where the log decay is -inf. dq and dk have all heads and are f32. `ends` [B, H, slots, K] and segments are as in
+    `attn.token_gradients`.
 
     ```
     %dg = attn.channel_gradients %q, %dq, %k, %dk decay %g : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xf32>,
@@ -155,18 +184,23 @@ class ChannelGradientsOp(IRDLOperation):
     decay = operand_def(TensorType)
     states = var_operand_def(TensorType)
     bounds = opt_operand_def(TensorType)
+    ends = opt_operand_def(TensorType)
+    segment = opt_prop_def(IntegerAttr[I64])
     result = result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
     assembly_format = (
-        "$q `,` $dq `,` $k `,` $dk `decay` $decay (`states` $states^)? (`bounds` $bounds^)? attr-dict `:` type($q) `,`"
+        "$q `,` $dq `,` $k `,` $dk `decay` $decay (`states` $states^)? (`bounds` $bounds^)? (`ends` $ends^)?"
+        " (`segment` $segment^)? attr-dict `:` type($q) `,`"
         " type($dq) `,` type($k) `,` type($dk) `decay` type($decay) (`states` type($states)^)?"
-        " (`bounds` type($bounds)^)? `->` type($result)"
+        " (`bounds` type($bounds)^)? (`ends` type($ends)^)? `->` type($result)"
     )
 
     def verify_(self) -> None:
         if len(self.states) not in (0, 2):
             raise VerifyException(f"states are the final state and its gradient, got {len(self.states)}")
+        if (self.ends is None) != (self.segment is None):
+            raise VerifyException("ends are those of segments: give both or neither")
         if self.result.type != self.decay.type:
             raise VerifyException(f"the gradient {self.result.type} has not the type of the decay, {self.decay.type}")
 

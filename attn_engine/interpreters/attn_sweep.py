@@ -52,34 +52,60 @@ def _sweep(op: attn.SweepOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
     scale, reverse = values[op.scale], op.reverse is not None
     state = values[op.initial] if op.initial is not None else v.new_zeros(batch, heads, q.shape[3], v.shape[3])
     outputs: dict[int, Tensor] = {}
+    segment = 0 if op.segment is None else op.segment.value.data
+    places: list[Tensor] = []
     for t in reversed(range(tokens)) if reverse else range(tokens):
         kept = torch.exp(g[:, :, t])
         kept = kept[..., None, None] if kept.ndim == 2 else kept.unsqueeze(-1 if op.columns is None else -2)
         added = k[:, :, t, :, None] * v[:, :, t, None, :]
+        if segment and not reverse and t % segment == 0:
+            places.append(state)
         state = state + scale * added if reverse else kept * state + w[:, :, t, None, None] * added
         read = torch.einsum("bhk,bhkv->bhv", q[:, :, t], state)
         outputs[t] = read if reverse else scale * read
         state = kept * state if reverse else state
+        if segment and reverse and t % segment == 0:
+            places.append(state)
     plain = torch.stack([outputs[t] for t in range(tokens)], 2) if tokens else v
     results = [plain * w[..., None] if reverse else plain]
     if op.final is not None:
         results.append(state)
     if op.dot is not None:
         e = values[op.dot]
-        results.append((e.repeat_interleave(heads // e.shape[1], 1) * plain).sum(-1))
+        told = results[0] if op.whole is not None else plain
+        results.append((e.repeat_interleave(heads // e.shape[1], 1) * told).sum(-1))
+    if op.kept is not None:
+        results.append(_slots(places, state))
+    if op.ends is not None and op.meets is not None:
+        met = values[op.meets] * _slots(places[::-1], state)
+        results.append(met.sum(3 if op.columns is not None else (3, 4)))
     return results
 
 
+def _slots(places: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(places, 2) if places else like.new_zeros(*like.shape[:2], 0, *like.shape[2:])
+
+
+def _suffix_sums(change: Tensor, ends: Tensor | None, segment: int, last: Tensor) -> Tensor:
+    """Sums along the tokens from each on: to the end of its segment, and what `ends` has of the next; or to the last."""
+    if ends is None:
+        return change.flip(2).cumsum(2).flip(2) + last.unsqueeze(2)
+    parts: list[Tensor] = list(torch.split(change, segment, 2))
+    after = [*(ends[:, :, s] for s in range(1, len(parts))), last]
+    return torch.cat([p.flip(2).cumsum(2).flip(2) + e.unsqueeze(2) for p, e in zip(parts, after, strict=True)], 2)
+
+
 def _token_gradients(op: attn.TokenGradientsOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:
-    r, results = values[op.r], list[Tensor]()
-    if op.d_decay is not None and op.decay is not None and op.p is not None:
-        weighted = r * values[op.weight] if op.weight is not None else r
-        sums = (values[op.p] - weighted).flip(2).cumsum(2).flip(2)
+    results: list[Tensor] = []
+    if op.d_decay is not None and op.decay is not None and op.p is not None and op.n is not None:
+        change = values[op.p] - values[op.n]
+        last = change.new_zeros(change.shape[:2])
         if op.states:
-            sums = sums + (values[op.states[0]] * values[op.states[1]]).sum((2, 3))[..., None]
+            last = (values[op.states[0]] * values[op.states[1]]).sum((2, 3))
+        sums = _suffix_sums(change, *_segments(op, values), last)
         results.append(torch.where(values[op.decay].isneginf(), 0.0, sums))
-    if op.d_weight is not None:
-        results.append(r)
+    if op.d_weight is not None and op.r is not None:
+        results.append(values[op.r])
     return results
 
 
@@ -87,10 +113,19 @@ def _channel_gradients(op: attn.ChannelGradientsOp, values: dict[SSAValue, Tenso
     decay = values[op.decay]
     heads = decay.shape[1]
     q, dq, k, dk = (values[x].repeat_interleave(heads // values[x].shape[1], 1) for x in (op.q, op.dq, op.k, op.dk))
-    sums = (q * dq - k * dk).flip(2).cumsum(2).flip(2)
+    change = q * dq - k * dk
+    last = change.new_zeros(*change.shape[:2], change.shape[3])
     if op.states:
-        sums = sums + (values[op.states[0]] * values[op.states[1]]).sum(3).unsqueeze(2)
-    return torch.where(decay.isneginf(), 0.0, sums)
+        last = (values[op.states[0]] * values[op.states[1]]).sum(3)
+    return torch.where(decay.isneginf(), 0.0, _suffix_sums(change, *_segments(op, values), last))
+
+
+def _segments(
+    op: attn.TokenGradientsOp | attn.ChannelGradientsOp, values: dict[SSAValue, Tensor]
+) -> tuple[Tensor | None, int]:
+    if op.ends is None or op.segment is None:
+        return None, 0
+    return values[op.ends], op.segment.value.data
 
 
 def _delta_backward(op: attn.DeltaBackwardOp, values: dict[SSAValue, Tensor]) -> list[Tensor]:

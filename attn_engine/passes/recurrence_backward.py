@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp, TensorType, UnitAttr, f32
+from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, ModuleOp, TensorType, UnitAttr, f32, i64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import attn, tile
 
+SEGMENT = 256
+"""Sums over more tokens cancel to less than products of bf16 are good for; states kept at fewer take time."""
 WRT = ("q", "k", "v", "decay", "beta", "weight", "initial")
 
 
@@ -40,6 +42,9 @@ class Adjoint:
     args: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     results: list[SSAValue] = field(default_factory=list[SSAValue])
     per_head: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
+    segment: int = 0
+    kept: SSAValue | None = None
+    ends: SSAValue | None = None
     wide: bool = False
     """Whether gradients of q and k come per head and in f32: with a log decay per channel, and with the delta rule."""
 
@@ -48,14 +53,14 @@ class Adjoint:
         if self.op.beta is not None:
             return self._delta()
         self.wide = self.op.decay is not None and _per_channel(self.op.decay)
-        per_token = "weight" in self.wrt or ("decay" in self.wrt and not self.wide)
-        p = self._queries()
-        self._keys()
-        r = self._values(per_token)
+        rows = "decay" in self.wrt and not self.wide
+        p = self._queries(rows)
+        n = self._keys(rows)
+        r = self._values("weight" in self.wrt)
         if self.wide and "decay" in self.wrt:
             self._channels()
-        if r is not None:
-            self._tokens(p, r)
+        if rows or r is not None:
+            self._tokens(p, n, r)
         return self._function()
 
     def _function(self) -> func.FuncOp:
@@ -93,7 +98,9 @@ class Adjoint:
         initial: str,
         dot: str | None,
         final: Attribute | None = None,
+        meets: SSAValue | None = None,
     ) -> attn.SweepOp:
+        """States are kept forward, and met backwards, where a log decay wants its gradient."""
         a = self.args
         like, heads = a[names[2]].type, shape_of(self.op.v.type)[1]
         batch, _, tokens, channels = shape_of(like)
@@ -102,37 +109,57 @@ class Adjoint:
         result: Attribute = TensorType(element, [batch, heads, tokens, channels])
         columns = self.wide and summed
         rows: list[Attribute] = [TensorType(f32, [batch, heads, tokens])] if dot else []
+        key, keeps = shape_of(a[names[0]].type)[3], "decay" in self.wrt and hint.startswith("d_q")
+        kept: list[Attribute] = (
+            [TensorType(tile.element_of(like), [batch, heads, DYNAMIC_INDEX, key, channels])] if keeps else []
+        )
+        sums: list[Attribute] = (
+            [TensorType(f32, [batch, heads, DYNAMIC_INDEX, *([channels] if columns else [])])]
+            if meets is not None
+            else []
+        )
         sweep = attn.SweepOp(
             operands=[
                 *(a[n] for n in names), a["scale"],
                 *(a.get(n) for n in ("decay", "weight", initial, "bounds")),
-                a[dot] if dot else None,
+                a[dot] if dot else None, meets,
             ],
-            result_types=[result, [final] if final else [], rows],
+            result_types=[result, [final] if final else [], rows, kept, sums],
             properties={
+                "segment": IntegerAttr(self.segment, i64) if kept or sums else None,
                 "reverse": UnitAttr() if reverse else None,
                 "columns": UnitAttr() if columns else None,
+                "whole": UnitAttr() if dot == "k" else None,
             },
         )  # fmt: skip
         sweep.o.name_hint = hint
         self.block.add_op(sweep)
         return sweep
 
-    def _queries(self) -> SSAValue | None:
+    def _queries(self, rows: bool) -> SSAValue | None:
         """dq = F(do, v, k), its states turned; q . dq on the way."""
         if "q" not in self.wrt and "decay" not in self.wrt:
             return None
-        rows = "decay" in self.wrt and not self.wide
         sweep = self._sweep(("d_o", "v", "k"), self._hint("q"), False, "initial_t", "q" if rows else None)
         self._finish("q", sweep.o)
-        if sweep.rows is not None:
-            sweep.rows.name_hint = "p"
+        self.kept = sweep.kept
+        for value, name in ((sweep.rows, "p"), (sweep.kept, "kept")):
+            if value is not None:
+                value.name_hint = name
         return sweep.rows
 
-    def _keys(self) -> None:
-        """dk = F_reverse(v, do, q)."""
-        if "k" in self.wrt or (self.wide and "decay" in self.wrt):
-            self._finish("k", self._sweep(("v", "d_o", "q"), self._hint("k"), True, "d_final_t", None).o)
+    def _keys(self, rows: bool) -> SSAValue | None:
+        """dk = F_reverse(v, do, q), whose states are the gradients of those that dq has met; k . dk on the way."""
+        if "k" not in self.wrt and "decay" not in self.wrt:
+            return None
+        dot = "k" if rows else None
+        sweep = self._sweep(("v", "d_o", "q"), self._hint("k"), True, "d_final_t", dot, meets=self.kept)
+        self._finish("k", sweep.o)
+        self.ends = sweep.ends
+        for value, name in ((sweep.rows, "n"), (sweep.ends, "ends")):
+            if value is not None:
+                value.name_hint = name
+        return sweep.rows
 
     def _hint(self, name: str) -> str:
         """The gradient itself, or one per head that is summed, or only rounded, later."""
@@ -144,8 +171,9 @@ class Adjoint:
         states = [a["final"], a["d_final"]] if self.d_final else []
         d = self.per_head
         gradient = attn.ChannelGradientsOp(
-            operands=[a["q"], d["q"], a["k"], d["k"], a["decay"], states, a.get("bounds")],
+            operands=[a["q"], d["q"], a["k"], d["k"], a["decay"], states, a.get("bounds"), self.ends],
             result_types=[a["decay"].type],
+            properties={"segment": IntegerAttr(self.segment, i64)},
         )
         gradient.result.name_hint = "d_decay"
         self.block.add_op(gradient)
@@ -209,14 +237,16 @@ class Adjoint:
             self._finish(name, result)
         return self._function()
 
-    def _tokens(self, p: SSAValue | None, r: SSAValue) -> None:
+    def _tokens(self, p: SSAValue | None, n: SSAValue | None, r: SSAValue | None) -> None:
         a = self.args
         decay = None if self.wide else a.get("decay")
         names = [n for n in ("decay", "weight") if n in self.wrt and not (n == "decay" and self.wide)]
         wanted = [[TensorType(f32, shape_of(a[n].type))] if n in names else [] for n in ("decay", "weight")]
         states = [a["final"], a["d_final"]] if self.d_final and "decay" in names else []
         gradients = attn.TokenGradientsOp(
-            operands=[r, p, decay, a.get("weight"), states, a.get("bounds")], result_types=wanted
+            operands=[r, p, n, decay, states, a.get("bounds"), self.ends],
+            result_types=wanted,
+            properties={"segment": None if self.ends is None else IntegerAttr(self.segment, i64)},
         )
         self.block.add_op(gradients)
         for result, name in zip(gradients.results, names, strict=True):
@@ -236,11 +266,14 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     ```
     is followed by
     ```
-    %d_q, %p = attn.sweep %d_o, %v, %k scale %scale decay %g dot %q            S_t do_t, with the states turned
-    %d_k     = attn.sweep %v, %d_o, %q scale %scale decay %g reverse
-    %d_v, %r = attn.sweep %k, %q, %d_o scale %scale decay %g dot %v reverse
-    %d_decay = attn.token_gradients %r p %p decay %g                              sum_{s >= t} (q_s dq_s - k_s dk_s)
+    %d_q, %p, %kept = attn.sweep %d_o, %v, %k scale %scale decay %g dot %q segment 256   S_t do_t, with the states turned
+    %d_k, %n, %ends = attn.sweep %v, %d_o, %q scale %scale decay %g dot %k meets %kept segment 256 reverse whole
+    %d_v            = attn.sweep %k, %q, %d_o scale %scale decay %g reverse
+    %d_decay        = attn.token_gradients p %p n %n decay %g ends %ends segment 256   sum_{s >= t} (q_s dq_s - k_s dk_s)
     ```
+
+    The last sum cancels: of a log decay that forgets fast, later tokens would leave nothing but their rounding errors. It
+    goes to the end of a segment only, and both of its parts come of the same rounded products. What is beyond is the sum of the state there times its gradient, both of which sweeps have.
 
     A log decay per channel gets its gradient from `attn.channel_gradients`, channel by channel of q dq - k dk. With the
     delta rule, which is not linear in k, all gradients come from `attn.delta_backward`.
@@ -256,12 +289,14 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     """Whether the loss depends on the final state."""
     grouped: bool = True
     """Heads of q and k may serve several heads of v: their gradients are summed over them."""
+    segment: int = SEGMENT
+    """Tokens between states that are kept for the gradient of a log decay; a multiple of the chunk."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for recurrence in [o for o in op.walk() if isinstance(o, attn.RecurrenceOp)]:
             function = recurrence.parent_op()
             assert function is not None
-            adjoint = Adjoint(recurrence, self.wrt, self.d_final, self.grouped)
+            adjoint = Adjoint(recurrence, self.wrt, self.d_final, self.grouped, segment=self.segment)
             Rewriter.insert_op(adjoint.build(), InsertPoint.after(function))
 
 

@@ -17,10 +17,12 @@ WRT = ("q", "k", "v", "decay", "weight", "initial")
 @pytest.mark.parametrize("shared", [1, 4])
 @pytest.mark.parametrize("d_final", [True, False])
 @pytest.mark.parametrize("decay", ["token", "channel"])
-def test_equals_autograd_of_the_recurrence(shared, d_final, decay):
+@pytest.mark.parametrize("segment", [4, 256])
+def test_equals_autograd_of_the_recurrence(shared, d_final, decay, segment):
     kind = Kind(torch.float32, 3, 5, decay, weight=True, initial=True, final=True)
     module = build_recurrence(kind)
-    run_passes(module, (f"attn-derive-recurrence-backward{{wrt={','.join(WRT)} d_final={str(d_final).lower()}}}",))
+    options = f"wrt={','.join(WRT)} d_final={str(d_final).lower()} segment={segment}"
+    run_passes(module, (f"attn-derive-recurrence-backward{{{options}}}",))
     forward, backward = module.body.block.ops
     given = inputs(9, heads=4, shared=shared, key=3, value=5, rate=1.0)
     if decay == "channel":

@@ -9,12 +9,12 @@ func.func @forward(%q: tensor<?x?x?x16xf32>, %k: tensor<?x?x?x16xf32>, %v: tenso
 
 // CHECK-LABEL: func.func @backward(
 // CHECK-SAME: %initial_t: tensor<?x?x32x16xf32>, %d_o: tensor<?x?x?x32xf32>, %final: tensor<?x?x16x32xf32>, %d_final: tensor<?x?x16x32xf32>, %d_final_t: tensor<?x?x32x16xf32>)
-// CHECK-NEXT: %[[DQ:.*]], %p = attn.sweep %d_o, %v, %k scale %scale decay %decay initial %initial_t dot %q :
+// CHECK-NEXT: %[[DQ:.*]], %p, %kept = attn.sweep %d_o, %v, %k scale %scale decay %decay initial %initial_t dot %q segment 256 :
 // CHECK-NEXT: %d_q = attn.sum_heads %[[DQ]] like %q
-// CHECK-NEXT: %[[DK:.*]] = attn.sweep %v, %d_o, %q scale %scale decay %decay initial %d_final_t reverse :
+// CHECK-NEXT: %[[DK:.*]], %n, %ends = attn.sweep %v, %d_o, %q scale %scale decay %decay initial %d_final_t dot %k meets %kept segment 256 reverse whole :
 // CHECK-NEXT: %d_k = attn.sum_heads %[[DK]] like %k
-// CHECK-NEXT: %d_v, %d_initial, %r = attn.sweep %k, %q, %d_o scale %scale decay %decay initial %d_final dot %v reverse :
-// CHECK-NEXT: %d_decay = attn.token_gradients %r p %p decay %decay states %final, %d_final :
+// CHECK-NEXT: %d_v, %d_initial = attn.sweep %k, %q, %d_o scale %scale decay %decay initial %d_final reverse :
+// CHECK-NEXT: %d_decay = attn.token_gradients p %p n %n decay %decay states %final, %d_final ends %ends segment 256 :
 // CHECK-NEXT: func.return %d_q, %d_k, %d_v, %d_decay, %d_initial
 
 // V-LABEL: func.func @backward(

@@ -24,10 +24,11 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.dialects.tile_block import StoreBlockOp
+from attn_engine.passes.lowering.recurrence.chunks import slot_of
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
 from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, faded, parted, written
-from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients, slot_of
+from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.terms import Terms

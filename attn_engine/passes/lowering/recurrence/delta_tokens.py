@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.dialects.tile_block import LoadBlockOp
 from attn_engine.passes.lowering.kernel import close, loop
-from attn_engine.passes.lowering.recurrence.chunks import each_chunk
+from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of
 from attn_engine.passes.lowering.recurrence.decay import kept_gradient
 from attn_engine.passes.lowering.recurrence.delta import Results
 from attn_engine.passes.lowering.recurrence.delta_chunks import faded, parted
@@ -28,17 +27,6 @@ if TYPE_CHECKING:
 WIDE_WARPS, NARROW_WARPS = 8, 4
 WIDE_CHUNK = 64
 """Tokens of a chunk from which on a tile of weights is shared by more warps."""
-
-
-def slot_of(view: View, scope: Scope, t0: SSAValue, chunk: int) -> SSAValue:
-    """Where the states of a chunk are: packed sequences have a slot more than they need."""
-    size = scope.value(chunk)
-    if view.sizes.bounds is None:
-        return scope.add(arith.DivSIOp(t0, size), "slot").result
-    begin = scope.value(view.begin)
-    first = scope.add(arith.DivSIOp(begin, size), "first").result
-    own = scope.add(arith.DivSIOp(scope.value(scope.minus(t0, begin, "inside")), size), "own").result
-    return scope.value(scope.plus(scope.plus(first, view.n, "first"), own, "slot"))
 
 
 class Gradients:

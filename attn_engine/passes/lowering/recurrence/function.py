@@ -13,7 +13,9 @@ from attn_engine.dialects.attn_recurrence import MODS
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.attn_schedule_recurrence import form_of
 from attn_engine.passes.lowering.kernel import Plan, global_of
+from attn_engine.passes.lowering.recurrence.anchors import Anchors
 from attn_engine.passes.lowering.recurrence.channels import ColumnsChunk, RowsChunk
+from attn_engine.passes.lowering.recurrence.chunks import slots_of
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.delta_adjoint import DeltaAdjoint
 from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
@@ -112,7 +114,7 @@ class FunctionLowering:
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
             steps = TokenSteps(self.setting, op, o, final)
-            steps.run(self._rows(op.rows, steps))
+            steps.run(self._rows(op.rows, steps), self._anchors(op, steps, steps.wide))
             return
         self._run(op, op.dot, op.reverse is not None, op.rows)
 
@@ -131,7 +133,27 @@ class FunctionLowering:
             _chunk_of(op),
             self._form(op),
         )  # fmt: skip
+        whole = isinstance(op, attn.SweepOp) and op.whole is not None
+        anchors = self._anchors(op, sweep, sweep.chunk.decayed == 1)
+        sweep.walk = replace(sweep.walk, anchors=anchors, whole=whole)
         sweep.run(self._rows(rows, sweep))
+
+    def _anchors(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep | TokenSteps, wide: bool) -> Anchors | None:
+        """Where a sweep keeps states, or meets those that another has kept; `wide`: with a log decay per channel."""
+        if not isinstance(op, attn.SweepOp) or op.segment is None:
+            return None
+        setting, sizes, segment = self.setting, sweep.sizes, op.segment.value.data
+        leading: list[Index] = [sizes.batch, sizes.heads, slots_of(setting, sizes, segment)]
+        if op.kept is not None:
+            shape = [*leading, sweep.key.size, sweep.value.size]
+            setting.values[op.kept] = setting.temporary(shape, tile.element_of(op.kept), "kept")
+            return Anchors(segment, setting.values[op.kept], None)
+        assert op.meets is not None and op.ends is not None
+        splits = 1 if wide else sweep.state.splits
+        channels = [sweep.state.splits * sweep.value.tile] if wide else []
+        setting.values[op.ends] = setting.temporary([splits, *leading, *channels], f32, "ends")
+        setting.splits[op.ends] = splits
+        return Anchors(segment, setting.of(op.meets), setting.values[op.ends])
 
     def _form(self, op: Operation) -> Form:
         """The form of all, but for what a schedule says of this op."""

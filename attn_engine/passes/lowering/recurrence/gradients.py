@@ -2,170 +2,168 @@
 
 from __future__ import annotations
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
-from xdsl.ir import SSAValue
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import TensorType, f32
+from xdsl.ir import Attribute, Block, SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
-from attn_engine.passes.lowering.recurrence.chunks import staged
+from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of, staged
 from attn_engine.passes.lowering.recurrence.decay import kept_gradient
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
 
 STAGES = 2
-TOKENS = 2048
-"""Tokens per step of the running sum."""
+TOKENS = 256
+"""Tokens per program where nothing says how long a segment is."""
 COLUMNS = 32
 ROWS = 64
 WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
 
 
+class Segments:
+    """What comes after a segment: the states there times their gradients, as sweeps met them or at the very end."""
+
+    def __init__(self, setting: Setting, op: attn.TokenGradientsOp | attn.ChannelGradientsOp):
+        self.setting, self.op = setting, op
+        self.size = TOKENS if op.segment is None else op.segment.value.data
+
+    def after(
+        self, scope: Scope, view: View, t0: SSAValue, head: Head | None, c0: SSAValue, type_: Attribute
+    ) -> SSAValue:
+        """A number, or with `head` one per channel from `c0` on."""
+        begins = scope.value(scope.plus(t0, self.size, "begins"))
+        more = scope.add(arith.CmpiOp(begins, scope.value(view.end), "slt"), "more").result
+        met, end = Scope(Block()), Scope(Block())
+        met.add(scf.YieldOp(self._met(met, view, begins, head, c0)))
+        end.add(scf.YieldOp(self._end_states(end, view, head, c0)))
+        return scope.add(scf.IfOp(more, [type_], [met.block], [end.block]), "after").results[0]
+
+    def _met(self, scope: Scope, view: View, begins: SSAValue, head: Head | None, c0: SSAValue) -> SSAValue:
+        assert self.op.ends is not None
+        source = view.take(self.op.ends)
+        place = [view.b, view.h, slot_of(view, scope, begins, self.size)]
+        if head is not None:
+            index = [scope.value(0), *place, c0]
+            return scope.add(tile.LoadOp(source, index, [4], TensorType(f32, [head.tile])), "met").result
+        total = scope.real(0.0)
+        for split in range(self.setting.splits[self.op.ends]):
+            part = scope.add(tile.LoadOp(source, [scope.value(split), *place], [], f32), "met").result
+            total = scope.add(arith.AddfOp(total, part), "met").result
+        return total
+
+    def _end_states(self, scope: Scope, view: View, head: Head | None, c0: SSAValue) -> SSAValue:
+        """The sum of final * d_final, over the value channels or over all."""
+        pad, total = self.setting.form.pad, scope.real(0.0)
+        if not self.op.states:
+            return total if head is None else scope.splat([head.tile], 0.0, "none")
+        key, values = channels_of_state(self.op.states[0])
+        state = State(head or Head(key, padded(key, pad)), Head(values, COLUMNS if pad else values))
+        sums = scope.splat([state.key.tile], 0.0, "sums")
+        for split in range(state.splits):
+            v0 = scope.value(split * state.value.tile)
+            final, d_final = (state.load(scope, view.take(x), [view.n, view.h], v0, k0=c0) for x in self.op.states)
+            terms = Terms(scope, state.shape)
+            product = terms.result(terms.mul(terms.take(final, 0, 1), terms.take(d_final, 0, 1)))
+            part = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "part").result
+            terms = Terms(scope, [state.key.tile])
+            sums = terms.result(terms.add(terms.take(sums, 0), terms.take(part, 0)))
+        return sums if head is not None else scope.add(tile.ReduceOp(tile.Reduction.SUM, sums, 0), "total").result
+
+
 class TokenGradients:
-    """One program per head of a sequence, blocks of tokens from the last to the first."""
+    """One program per segment of a head's tokens."""
 
     def __init__(
         self, setting: Setting, op: attn.TokenGradientsOp, d_decay: SSAValue | None, d_weight: SSAValue | None
     ):
         self.setting, self.op, self.d_decay, self.d_weight = setting, op, d_decay, d_weight
+        self.segments = Segments(setting, op)
+        self.count = self.segments.size
 
     def run(self) -> None:
-        setting, op = self.setting, self.op
-        given = op.decay if op.decay is not None else op.weight
+        given = self.op.decay if self.op.decay is not None else self.op.d_weight
         assert given is not None
-        sizes = Sizes(setting, [given], op.bounds)
-        self.kernel = kernel = Kernel(f"{setting.plan.name}_tokens", setting.plan, Blocks(TOKENS, TOKENS, 8, 1))
-        scope = kernel.scope
-        h, n = kernel.program_id(1, "h"), kernel.program_id(2, "n")
-        self.view = view = View(sizes, kernel, h, n)
-        blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(TOKENS)), "blocks").result
-        start = self._end_states(scope) if op.states else scope.real(0.0)
-        steps, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
-        staged(steps, STAGES)
-        at = body.minus(body.minus(blocks, 1, "last"), c, "block")
-        t0 = body.value(body.plus(view.begin, body.times(at, TOKENS, "t0"), "t0"))
-        close(body, [self._block(body, t0, later)])
-        one = setting.plan.scope.value(1)
-        setting.kernels.append(kernel.launch([one, sizes.heads, sizes.sequences]))
+        sizes = Sizes(self.setting, [given], self.op.bounds)
+        each_chunk(self.setting, sizes, "tokens", 4, [], self._body, chunk=self.count)
 
-    def _end_states(self, scope: Scope) -> SSAValue:
-        """The sum of final * d_final."""
-        final, d_final = self.op.states
-        key, values = channels_of_state(final)
-        pad = self.setting.form.pad
-        state = State(Head(key, padded(key, pad)), Head(values, COLUMNS if pad else values))
-        total = scope.real(0.0)
-        for split in range(state.splits):
-            v0 = scope.value(split * state.value.tile)
-            parts = [state.load(scope, self.view.take(x), [self.view.n, self.view.h], v0) for x in (final, d_final)]
-            terms = Terms(scope, state.shape)
-            product = terms.result(terms.mul(terms.take(parts[0], 0, 1), terms.take(parts[1], 0, 1)))
-            rows = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "rows").result
-            part = scope.add(tile.ReduceOp(tile.Reduction.SUM, rows, 0), "part").result
-            total = scope.add(arith.AddfOp(total, part), "total").result
-        return total
-
-    def _rows(self, scope: Scope, value: SSAValue, t0: SSAValue) -> SSAValue:
+    def _rows(self, scope: Scope, view: View, value: SSAValue, t0: SSAValue) -> SSAValue:
         """Rows of a sweep, whose splits of the channels are added up here."""
-        source, splits = self.view.take(value), self.setting.splits[value]
-        terms = Terms(scope, [TOKENS])
+        source, splits = view.take(value), self.setting.splits[value]
+        terms = Terms(scope, [self.count])
         total: SSAValue | None = None
         for split in range(splits):
-            index = [scope.value(split), self.view.b, self.view.h, t0]
-            type_ = tile.tile_type([TOKENS], f32)
-            part = scope.add(tile.LoadOp(source, index, [3], type_, {0: self.view.end}), "rows").result
+            index = [scope.value(split), view.b, view.h, t0]
+            type_ = tile.tile_type([self.count], f32)
+            part = scope.add(tile.LoadOp(source, index, [3], type_, {0: view.end}), "rows").result
             taken = terms.take(part, 0)
             total = taken if total is None else terms.add(total, taken)
         assert total is not None
         return terms.result(total)
 
-    def _block(self, scope: Scope, t0: SSAValue, later: SSAValue) -> SSAValue:
-        view, op = self.view, self.op
-        r = self._rows(scope, op.r, t0)
-        if self.d_weight is not None:
-            self._store(scope, r, self.d_weight, t0)
-        if self.d_decay is None or op.decay is None or op.p is None:
-            return later
-        p = self._rows(scope, op.p, t0)
-        terms = Terms(scope, [TOKENS])
-        written = terms.take(r, 0)
-        if op.weight is not None:
-            weight = view.vector(scope, view.take(op.weight), t0, TOKENS, "w")
-            written = terms.mul(written, terms.take(weight, 0))
-        change = terms.result(terms.sub(terms.take(p, 0), written))
+    def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
+        op, count = self.op, self.count
+        if self.d_weight is not None and op.r is not None:
+            self._store(scope, view, self._rows(scope, view, op.r, t0), self.d_weight, t0)
+        if self.d_decay is None or op.decay is None or op.p is None or op.n is None:
+            return
+        p, n = (self._rows(scope, view, x, t0) for x in (op.p, op.n))
+        terms = Terms(scope, [count])
+        change = terms.result(terms.sub(terms.take(p, 0), terms.take(n, 0)))
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        decay = view.vector(scope, view.take(op.decay), t0, TOKENS, "decay")
-        terms = Terms(scope, [TOKENS])
-        gradient = terms.add(terms.take(sums, 0), terms.take(later))
-        self._store(scope, terms.result(kept_gradient(terms, terms.take(decay, 0), gradient)), self.d_decay, t0)
-        total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
-        return scope.add(arith.AddfOp(later, total), "later").result
+        after = self.segments.after(scope, view, t0, None, scope.value(0), f32)
+        decay = view.vector(scope, view.take(op.decay), t0, count, "decay")
+        terms = Terms(scope, [count])
+        gradient = terms.add(terms.take(sums, 0), terms.take(after))
+        self._store(scope, view, terms.result(kept_gradient(terms, terms.take(decay, 0), gradient)), self.d_decay, t0)
 
-    def _store(self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
-        view = self.view
+    def _store(self, scope: Scope, view: View, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
         where = [view.b, view.h, t0]
-        scope.add(tile.StoreOp(value, self.kernel.take(target), where, [2], {0: view.end}))
+        scope.add(tile.StoreOp(value, view.kernel.take(target), where, [2], {0: view.end}))
 
 
 class ChannelGradients:
-    """One program per head of a sequence and block of channels, tokens from the last to the first."""
+    """One program per segment of a head's tokens and block of channels, blocks of tokens from the last to the first."""
 
     def __init__(self, setting: Setting, op: attn.ChannelGradientsOp, target: SSAValue):
         self.setting, self.op, self.target = setting, op, target
         size, pad = channels_of(op.decay), setting.form.pad
         self.head = Head(size, min(COLUMNS, padded(size, pad)) if pad else size)
+        self.segments = Segments(setting, op)
+        self.count = min(WIDE_ROWS, self.segments.size)
 
     def run(self) -> None:
-        setting, op = self.setting, self.op
-        sizes = Sizes(setting, [op.decay], op.bounds)
-        kernel = Kernel(f"{setting.plan.name}_channels", setting.plan, Blocks(WIDE_ROWS, WIDE_ROWS, 4, 2))
-        scope = kernel.scope
-        split, h, n = (kernel.program_id(axis, hint) for axis, hint in enumerate(("split", "h", "n")))
-        self.c0 = scope.value(scope.times(split, self.head.tile, "c0"))
-        self.view = view = View(sizes, kernel, h, n)
-        for operand in (op.q, op.k, op.dq, op.dk):
-            view.head(operand)
-        blocks = scope.add(arith.CeilDivSIOp(scope.value(view.length), scope.value(WIDE_ROWS)), "blocks").result
-        start = self._end_states(scope) if op.states else scope.splat([self.head.tile], 0.0, "later")
+        op, sizes = self.op, Sizes(self.setting, [self.op.decay], self.op.bounds)
+        operands = [op.q, op.k, op.dq, op.dk]
+        splits, size = -(-self.head.size // self.head.tile), self.segments.size
+        each_chunk(self.setting, sizes, "channels", 4, operands, self._body, splits, chunk=size)
+
+    def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
+        c0 = scope.value(scope.times(split, self.head.tile, "c0"))
+        start = self.segments.after(scope, view, t0, self.head, c0, tile.tile_type([self.head.tile], f32))
+        blocks = self.segments.size // self.count
         steps, body, c, (later,) = loop(scope, 0, blocks, 1, [start], "c")
         staged(steps, STAGES)
-        at = body.minus(body.minus(blocks, 1, "last"), c, "block")
-        t0 = body.value(body.plus(view.begin, body.times(at, WIDE_ROWS, "t0"), "t0"))
-        close(body, [self._block(body, t0, later)])
-        splits = setting.plan.scope.value(-(-self.head.size // self.head.tile))
-        setting.kernels.append(kernel.launch([splits, sizes.heads, sizes.sequences]))
+        at = body.minus(blocks - 1, c, "block")
+        close(
+            body, [self._block(body, view, body.value(body.plus(t0, body.times(at, self.count, "t"), "t")), c0, later)]
+        )
 
-    def _end_states(self, scope: Scope) -> SSAValue:
-        """The sum over value channels of final * d_final."""
-        values = channels_of(self.op.states[0])
-        state = State(self.head, Head(values, COLUMNS if self.setting.form.pad else values))
-        total = scope.splat([self.head.tile], 0.0, "later")
-        for split in range(state.splits):
-            v0 = scope.value(split * state.value.tile)
-            index = [self.view.n, self.view.h]
-            final, d_final = (state.load(scope, self.view.take(x), index, v0, k0=self.c0) for x in self.op.states)
-            terms = Terms(scope, state.shape)
-            product = terms.result(terms.mul(terms.take(final, 0, 1), terms.take(d_final, 0, 1)))
-            part = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1), "part").result
-            terms = Terms(scope, [self.head.tile])
-            total = terms.result(terms.add(terms.take(total, 0), terms.take(part, 0)))
-        return total
-
-    def _block(self, scope: Scope, t0: SSAValue, later: SSAValue) -> SSAValue:
-        op, view, shape = self.op, self.view, [WIDE_ROWS, self.head.tile]
+    def _block(self, scope: Scope, view: View, t0: SSAValue, c0: SSAValue, later: SSAValue) -> SSAValue:
+        op, count, shape = self.op, self.count, [self.count, self.head.tile]
         terms = Terms(scope, shape)
         q, dq, k, dk = (
-            terms.take(view.rows(scope, x, t0, WIDE_ROWS, self.head, self.c0), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
+            terms.take(view.rows(scope, x, t0, count, self.head, c0), 0, 1) for x in (op.q, op.dq, op.k, op.dk)
         )
         change = terms.result(terms.sub(terms.mul(q, dq), terms.mul(k, dk)))
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        decay = view.rows(scope, op.decay, t0, WIDE_ROWS, self.head, self.c0)
+        decay = view.rows(scope, op.decay, t0, count, self.head, c0)
         terms = Terms(scope, shape)
         gradient = terms.add(terms.take(sums, 0, 1), terms.take(later, 1))
         gradient = terms.result(kept_gradient(terms, terms.take(decay, 0, 1), gradient))
-        view.store_rows(scope, gradient, self.target, t0, self.head, self.c0)
+        view.store_rows(scope, gradient, self.target, t0, self.head, c0)
         total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
         terms = Terms(scope, [self.head.tile])
         return terms.result(terms.add(terms.take(later, 0), terms.take(total, 0)))

@@ -20,6 +20,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.anchors import Anchors, Visitor
 from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
@@ -53,6 +54,14 @@ class Walk:
     reverse: bool
     o: SSAValue
     final: SSAValue | None
+    anchors: Anchors | None = None
+    whole: bool = False
+    """In reverse, whether weights are in the products, as they are forward: then both round alike."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether products of tokens hold the weight of the token that is written; else results are weighted."""
+        return not self.reverse or self.whole
 
     @property
     def scale_results(self) -> bool:
@@ -119,6 +128,8 @@ class Sweep:
         last = body.minus(body.plus(lo, hi, "last"), 1, "last") if walk.reverse else 0
         at = body.minus(last, c, "c") if walk.reverse else c
         t0 = body.value(body.plus(view.begin, body.times(at, form.chunk, "t0"), "t0"))
+        if walk.anchors is not None and outputs is not None:
+            walk.anchors.visit(self._visitor(view), body, view, body.value(at), own, inside[0])
         close(body, self.chunk(self, body, t0, outputs).run(inside))
         if pieces is not None and outputs is None:
             pieces.store(scope, view, (op.results[0], op.results[1]), piece, self.split, self.v0)
@@ -129,6 +140,11 @@ class Sweep:
         sequences = self.sizes.sequences if self.chain is None else self.chain.programs
         programs = plan.scope.value(self.state.splits * (form.pieces if self.chain is None else 1))
         self.setting.kernels.append(kernel.launch([programs, self.sizes.heads, sequences]))
+
+    def _visitor(self, view: View) -> Visitor:
+        scale = view.kernel.take(self.setting.of(self.walk.scale)) if self.walk.scale_results else None
+        wide = self.chunk.decayed == 1
+        return Visitor(self.form.chunk, self.walk.reverse, self.state, self.split, self.v0, scale, wide)
 
     def _no_decay(self, scope: Scope) -> SSAValue:
         """The sum of no log decays."""
@@ -254,8 +270,12 @@ class Chunk:
         held = terms.result(terms.take(state, 0, 1), sweep.element)
         o = self._ordered(q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
-        if self.fade is not None:
-            o = terms.result(terms.mul(terms.take(o, 0, 1), self._from_state(terms)))
+        factors = [] if self.fade is None else [self._from_state(terms)]
+        if walk.reverse and walk.weighs and self.weight is not None:
+            factors.append(terms.take(self.weight, self.tokens))
+        for factor in factors:
+            o = terms.mul(terms.take(o, 0, 1), factor) if factor is factors[0] else terms.mul(o, factor)
+        o = terms.result(o) if factors else o
         o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
         return self._scaled(o)
 
@@ -286,8 +306,8 @@ class Chunk:
         if self.fade is not None:
             later, sooner = (key, query) if walk.reverse else (query, key)
             p = terms.mul(p, self.fade.between(terms, later, sooner))
-        if not walk.reverse and self.weight is not None:
-            p = terms.mul(p, terms.take(self.weight, key))
+        if walk.weighs and self.weight is not None:
+            p = terms.mul(p, terms.take(self.weight, query if walk.reverse else key))
         if not walk.scale_results:
             p = terms.mul(p, terms.take(self._scale()))
         seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
@@ -304,7 +324,7 @@ class Chunk:
             self._sum_rows(o, walk.dot, sweep.rows)
         terms = Terms(scope, values)
         result = terms.take(o, 0, 1)
-        if walk.reverse and self.weight is not None:
+        if not walk.weighs and self.weight is not None:
             result = terms.mul(result, terms.take(self.weight, self.tokens))
         stored = terms.result(result, tile.element_of(walk.o))
         if self.turned:

@@ -8,6 +8,7 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.anchors import Anchors, Visitor
 from attn_engine.passes.lowering.recurrence.decay import LOG2_E
 from attn_engine.passes.lowering.recurrence.setting import (
     Setting,
@@ -41,15 +42,18 @@ class TokenSteps:
         self.key = Head(key, padded(key, form.pad))
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
         self.state = State(self.key, self.value)
+        per_channel = self.op.decay is not None and rank_of(self.op.decay) == 4
+        self.wide = per_channel and isinstance(self.op, attn.SweepOp) and self.op.columns is not None
 
-    def run(self, rows: SSAValue | None = None) -> None:
-        """`rows` [splits, B, H, T] get the sums of a sweep's dot * o."""
+    def run(self, rows: SSAValue | None = None, anchors: Anchors | None = None) -> None:
+        """`rows` [splits, B, H, T] get the sums of a sweep's dot * o; `anchors` are where it keeps states, or meets them."""
         self.rows = rows
         setting, op, form = self.setting, self.op, self.setting.form
         self.beta = op.beta if isinstance(op, attn.RecurrenceOp) else None
         self.reverse = isinstance(op, attn.SweepOp) and op.reverse is not None
         self.columns = isinstance(op, attn.SweepOp) and op.columns is not None
         self.dot = op.dot if isinstance(op, attn.SweepOp) else None
+        self.whole = isinstance(op, attn.SweepOp) and op.whole is not None
         sizes, state = self.sizes, self.state
         name = f"{setting.plan.name}_{op.o.name_hint or 'o'}_steps"
         kernel = Kernel(name, setting.plan, Blocks(0, 0, form.num_warps, form.num_stages))
@@ -65,6 +69,10 @@ class TokenSteps:
         if self.reverse:
             last = body.minus(body.plus(view.begin, view.end, "last"), 1, "last")
             t = body.value(body.minus(last, t, "t"))
+        if anchors is not None:
+            visitor = Visitor(1, self.reverse, state, split, self.v0, None, self.wide)
+            at = body.value(body.minus(t, view.begin, "at"))
+            anchors.visit(visitor, body, view, at, scope.value(view.length), before)
         close(body, [self._back(body, t, before) if self.reverse else self._step(body, t, before)])
         if self.final is not None:
             state.store(scope, ends.results[0], kernel.take(self.final), [n, h], self.v0)
@@ -109,7 +117,11 @@ class TokenSteps:
         return terms.result(terms.add(terms.take(state, 0, 1), added))
 
     def _store(self, scope: Scope, t: SSAValue, value: SSAValue, factor: SSAValue | None) -> None:
-        view, terms = self.view, Terms(scope, [self.value.tile])
+        view = self.view
+        if self.whole and factor is not None:
+            terms = Terms(scope, [self.value.tile])
+            value, factor = terms.result(terms.mul(terms.take(value, 0), terms.take(factor))), None
+        terms = Terms(scope, [self.value.tile])
         if self.rows is not None and self.dot is not None:
             e = self._channels(scope, self.dot, t, self.value, self.v0)
             product = terms.result(terms.mul(terms.take(value, 0), terms.take(e, 0)))

@@ -1,0 +1,40 @@
+"""Gradients of log decays over many tokens: what later tokens add cancels, and must not leave its rounding errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine.errors import RecurrenceFormError
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime.recurrence_compile import Request, Schedule, source_of
+from tests.recurrence.support import inputs
+
+
+def gradients(x, dtype):
+    given = {n: (t.to(dtype) if n in "qkv" else t).requires_grad_() for n, t in x.items()}
+    o, _ = attn_engine.recurrence(**given)
+    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad((o.float() * d_o).sum(), [given["decay"], *([given["weight"]] if "weight" in x else [])])
+
+
+@pytest.mark.parametrize("rate", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_of_half_types_do_not_add_up(rate, weighted):
+    x = {n: t.detach() for n, t in inputs(1030, batch=1, heads=2, shared=1, key=32, value=32, rate=rate).items()}
+    del x["initial_state"]
+    if not weighted:
+        del x["weight"]
+    x |= {n: x[n].bfloat16().float() for n in "qkv"}
+    for mine, right in zip(gradients(x, torch.bfloat16), gradients(x, torch.float32), strict=True):
+        assert (mine - right).norm() / right.norm() < 1e-2
+    sums = [(g[0] * x["decay"]).sum((0, 1)) for g in (gradients(x, torch.bfloat16), gradients(x, torch.float32))]
+    size = (gradients(x, torch.float32)[0] * x["decay"]).abs().sum((0, 1))
+    assert ((sums[0] - sums[1]).abs() < 1e-2 * size).all()
+
+
+def test_a_chunk_divides_the_tokens_between_states():
+    kind = Kind(torch.float32, 16, 16, "token")
+    with pytest.raises(RecurrenceFormError, match="segments of 256 tokens has no chunk=48 form"):
+        source_of(Request(kind, "triton", Schedule(chunk=48)), ("q", "k", "v", "decay"))
