@@ -15,18 +15,24 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+from xdsl.rewriter import Rewriter
 
 import attn_engine
 from attn_engine import library
 from attn_engine.arch import get_arch
 from attn_engine.backends.hip import toolchain
 from attn_engine.backends.hip.cost import Loop, clocks, hot_loops, pressure, waves_per_simd
+from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.triton.ahead import compile_ahead
+from attn_engine.dialects import tile
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.runtime import inspect
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import View
+from attn_engine.universe import make_context
 
 ARCHES = ("gfx90a", "gfx942")
 HEAD_DIMS = (64, 128)
@@ -35,10 +41,29 @@ ROWS = ("mfma", "exp", "valu", "lds", "memory", "barrier")
 _SMALL = KernelSchedule(64, 32, 4, 2)
 _OTHERS = Schedule(_SMALL, KernelSchedule(64, 64, 4, 1), _SMALL, KernelSchedule(32, 64, 4, 2))
 CANDIDATES: dict[str, Sequence[tuple[int, int, int]]] = {
-    "forward": ((256, 64, 8), (256, 32, 8), (128, 64, 4), (128, 32, 4), (64, 64, 4), (64, 32, 4)),
-    "dq": ((256, 64, 8), (256, 32, 8), (128, 32, 4), (128, 16, 4), (64, 32, 4), (64, 16, 4)),
-    "dkdv": ((16, 256, 8), (16, 128, 8), (16, 128, 4), (32, 128, 8), (32, 64, 4), (16, 64, 4)),
+    "forward": (
+        (256, 64, 8),
+        (256, 32, 8),
+        (128, 64, 4),
+        (128, 32, 4),
+        (128, 64, 8),
+        (128, 32, 8),
+        (64, 64, 4),
+        (64, 32, 4),
+    ),
+    "dq": (
+        (256, 64, 8),
+        (256, 32, 8),
+        (128, 32, 4),
+        (128, 16, 4),
+        (128, 32, 8),
+        (128, 16, 8),
+        (64, 32, 4),
+        (64, 16, 4),
+    ),
+    "dkdv": ((16, 256, 8), (32, 256, 8), (16, 128, 8), (32, 128, 8), (16, 128, 4), (32, 64, 4), (16, 64, 4)),
 }
+RANKED_DIMS = (64, 128, 256)
 _NAMES = {"forward": "forward_kernel_kernel", "dq": "backward_dq_kernel", "dkdv": "backward_dkdv_kernel"}
 
 
@@ -54,13 +79,22 @@ class Compiled:
 
 
 def hip(view: View, mask: str, kernel: str = "forward") -> Compiled:
-    source = attn_engine.compile(**MASKS[mask]).source("hip", view)
+    source = emit(_alone(attn_engine.compile(**MASKS[mask]).ir("tile", view), _NAMES[kernel].removesuffix("_kernel")))
     with tempfile.TemporaryDirectory() as directory:
         text = toolchain.compile_assembly(source, view.arch, Path(directory)).read_text()
     code, name = toolchain.bodies(text), _NAMES[kernel]
     found = toolchain.read_notes(text, code)[name]
     threads = int(re.findall(r"ATTN_KERNEL\((\d+)\)\s*void " + name, source)[0])
     return Compiled(hot_loops(code[name]), found.registers, found.shared, found.spills, threads)
+
+
+def _alone(text: str, name: str) -> ModuleOp:
+    """A module with one kernel of a text."""
+    module = Parser(make_context(), text).parse_module()
+    for op in list(module.ops):
+        if not isinstance(op, tile.KernelOp) or op.sym_name.data != name:
+            Rewriter.erase_op(op, safe_erase=False)
+    return module
 
 
 def triton(view: View, mask: str) -> Compiled:
@@ -141,7 +175,7 @@ def ranking() -> Iterator[str]:
     yield "|---" * 7 + "|"
     for arch in ARCHES:
         for kind in CANDIDATES:
-            for head_dim in HEAD_DIMS:
+            for head_dim in RANKED_DIMS:
                 for r in rank(kind, arch, head_dim):
                     cells = [arch, kind, head_dim, r.schedule, f"{r.cost:.2f}", r.kernel.registers, r.waves]
                     yield "| " + " | ".join(map(str, cells)) + " |"

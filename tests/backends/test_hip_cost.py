@@ -72,6 +72,23 @@ def test_cycles_are_corrected():
     assert clocks(both, waves=1) == both.matrix + both.vector
 
 
+NO_END = """
+ds_read2_b64 v[34:37], v30 offset0:64 offset1:160
+v_mov_b32_e32 v30, s23
+v_add_co_u32_e32 v60, vcc, s22, v60
+v_addc_co_u32_e32 v59, vcc, v59, v30, vcc
+v_mfma_f32_16x16x16bf16_1k v[6:9], v[34:35], v[76:77], v[6:9]
+v_addc_co_u32_e32 v19, vcc, v59, v19, vcc
+global_load_dwordx4 v[18:21], v[18:19], off
+"""
+
+
+@needs_clang
+def test_a_loop_that_llvm_mca_cannot_simulate():
+    found = pressure(Loop(tuple(NO_END.split("\n"))), "gfx90a")
+    assert (found.matrix, found.vector, found.lds) == (32, 16, 32)
+
+
 def ours(head_dim: int) -> tuple[list[Loop], toolchain.KernelObject, int]:
     view = View(torch.bfloat16, head_dim, head_dim, False, False, "gfx942", "hip")
     source = attn_engine.compile(mask_mod=library.causal).source("hip", view)

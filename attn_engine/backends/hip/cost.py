@@ -190,7 +190,8 @@ _RESOURCE = re.compile(r"^\[(\d+(?:\.\d+)?)\]\s+-\s+(\w+)", re.MULTILINE)
 def pressure(loop: Loop, arch: str) -> Pressure:
     """llvm-mca's resource pressure of one iteration, with what it does not know put right."""
     text = "\n".join(line for line in loop.body if not _BRANCH.match(line))
-    command = [toolchain.tool("llvm-mca"), "-mtriple=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-iterations=1"]
+    # Tables alone: pressure adds up over instructions, and simulating some loops of gfx90a does not end (LLVM 19).
+    command = [toolchain.tool("llvm-mca"), "-mtriple=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-instruction-tables"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BackendError(f"llvm-mca failed for {arch}:\n{done.stderr[:2000]}")
