@@ -19,7 +19,7 @@ from attn_engine.backends.hip.build import check as check_device
 from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.predict import Needs, predict
-from attn_engine.backends.hip.toolchain import inspect
+from attn_engine.backends.hip.toolchain import has_compiler, inspect
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.runtime import inspect as runtime_inspect
@@ -166,14 +166,18 @@ def check_needs(source: str, needs: dict[str, Needs], arch: str) -> None:
 
 
 @needs_clang
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_compiles_as_predicted(head_dim: int):
+@pytest.mark.parametrize(
+    ("arch", "head_dim"), [("gfx90a", 64), ("gfx942", 64), ("gfx942", 128), ("gfx942", 256), ("gfx950", 64)]
+)
+def test_compiles_as_predicted(arch: str, head_dim: int):
     """Forward and backward at the default schedule; the products that a block of keys needs, masked and full."""
+    if not has_compiler(arch):
+        pytest.skip("pip install ziglang")
     definition = attn_engine.compile(mask_mod=library.causal)
-    source, needs = text_and_needs(definition, View(torch.bfloat16, head_dim, head_dim, True, False, "gfx942", "hip"))
+    source, needs = text_and_needs(definition, View(torch.bfloat16, head_dim, head_dim, True, False, arch, "hip"))
     assert len(needs) == 4
     assert all(n.mfma > 0 for name, n in needs.items() if name != "backward_rows")
-    check_needs(source, needs, "gfx942")
+    check_needs(source, needs, arch)
     assert source.count("attn::barrier();") == 3 * 4, "two in each of the two loops of three kernels"
 
 

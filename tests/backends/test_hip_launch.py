@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
@@ -80,6 +81,21 @@ def test_temporaries_are_given_back(runtime: ctypes.CDLL, tmp_path: Path):
     load_plans(library, lambda: None)["twice"](torch.zeros(4, 8), torch.zeros(4, 8), 3, 2.0)
     assert number(runtime, "fake_launches") == before + 3, "a fill and two kernels"
     assert number(runtime, "fake_live") == 0
+
+
+@emulates
+def test_the_emulated_file_is_the_compiled_one(tmp_path: Path):
+    """Of one text: no part of it is for one of them alone."""
+    source, hashes = emit(parse(TEMPORARY)), set[str]()
+    for name in ("device", "emulation"):
+        (tmp_path / name).mkdir()
+        if name == "device":
+            toolchain.compile_object(source, "gfx90a", tmp_path / name)
+        else:
+            toolchain.compile_emulated(source, tmp_path / name)
+        hashes.add(hashlib.sha256((tmp_path / name / "kernels.hip").read_bytes()).hexdigest())
+    assert hashes == {hashlib.sha256(source.encode()).hexdigest()}
+    assert "#if" not in source
 
 
 @emulates
