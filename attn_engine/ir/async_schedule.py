@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_engine.ir.schedule import BYTES, SMALLEST_TILE, Heads, KernelSchedule, Kind, padded
+from attn_engine.ir.schedule import BYTES, F32_BYTES, SMALLEST_TILE, Heads, KernelSchedule, Kind, padded
 
 _MIB = 1 << 20
 WARPGROUP_ROWS = 64
@@ -97,10 +97,15 @@ class AsyncSchedule:
             return None
         if self.apart(heads):
             return None if fused else self._wide_gradients(heads, kind)
+        step, warps = self.gradient_block, _WARPS * self.consumers
         if kind is Kind.DQ:
-            return KernelSchedule(self.block_m, self.gradient_block, _WARPS * self.consumers, self.dq_stages)
-        stages = self.fused_stages if fused else self.dkdv_stages
-        return KernelSchedule(self.gradient_block, self.block_m, _WARPS * self.consumers, stages)
+            # Gradients of tables may leave in every step, in f32.
+            leaving = self.block_m * step * F32_BYTES if heads.gathered else 0
+            return KernelSchedule(
+                self.block_m, step, warps, min(self.dq_stages, self._steps_held(heads, step, leaving))
+            )
+        stages = self.fused_stages if fused else min(self.dkdv_stages, self._steps_held(heads, step))
+        return KernelSchedule(step, self.block_m, warps, stages)
 
     @staticmethod
     def apart(heads: Heads) -> bool:
@@ -109,10 +114,15 @@ class AsyncSchedule:
 
     def _wide_gradients(self, heads: Heads, kind: Kind) -> KernelSchedule | None:
         """As many positions a step, up to `gradient_block`, as leave room for two steps beside the owned blocks."""
-        size = heads.bytes_per_position
         for step in (self.gradient_block, self.gradient_block // 2):
-            stages = (self.shared_bytes - self.block_m * size) // (step * (size + _VECTOR_BYTES))
+            stages = self._steps_held(heads, step)
             if stages > 1 and max(padded(heads.qk), padded(heads.v)) <= 2 * _WIDE:
                 blocks = (self.block_m, step) if kind is Kind.DQ else (step, self.block_m)
                 return KernelSchedule(*blocks, _WARPS * self.consumers, stages)
         return None
+
+    def _steps_held(self, heads: Heads, step: int, leaving: int = 0) -> int:
+        """How many steps of so many positions fit into shared memory beside the blocks that a program owns; at least 1."""
+        size = heads.bytes_per_position
+        moving = step * (size + _VECTOR_BYTES + heads.gathered * self.block_m)
+        return max(1, (self.shared_bytes - self.block_m * size - leaving) // moving)

@@ -239,8 +239,9 @@ def _finish(loop: Operation, last: _Sum, places: Sequence[int]) -> list[SSAValue
     return left
 
 
-def _sums(body: Block) -> list[AsyncReduceAddOp]:
-    return [op for op in body.ops if isinstance(op, AsyncReduceAddOp)]
+def _sums(body: Block) -> list[AsyncDotOp]:
+    """The products over the rows that consumers share."""
+    return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp)]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.error_bounds import maps_of
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.steps import signatures
 
 _ELEMENTS = (bf16, f16, f32)
 _MATRIX_RANK = 2
@@ -65,18 +66,26 @@ class _Table:
         origins = [origin(index) for index in self.gather.indices]
         *lead, row, column = origins
         ranges = [o.owner for o in (row, column) if isinstance(o.owner, tile.RangeOp)]
-        steps = len(ranges) == _MATRIX_RANK and tuple(tile.shape_of(r.result)[0] for r in ranges) == shape
+        order = self._order()
+        sizes = [tile.shape_of(r.result)[0] for r in ranges]
+        steps = order is not None and sizes == [shape[axis] for axis in order]
         scalar = all(o.type == i32 or isinstance(o.owner, arith.ConstantOp) for o in lead)
-        if not steps or not scalar or not self._is_in_order() or not self._guard_is_bounds(origins):
+        if order is None or not steps or not scalar or not self._guard_is_bounds(origins):
             return False
-        self._replace(lead, [r.start for r in ranges], shape)
+        self._replace(lead, [r.start for r in ranges], sizes, turned=order == [1, 0])
         return True
 
-    def _is_in_order(self) -> bool:
-        """Rows along the queries, columns along the keys."""
-        axes = dict(zip(self.inside.body.block.args, tile.axes_of(self.inside.axes), strict=True))
+    def _order(self) -> list[int] | None:
+        """Along which axes of the scores the table's rows and columns run; None if it is not one each."""
         *_, row, column = self.gather.indices
-        return [axes.get(_narrow(index)) for index in (row, column)] == [(0,), (1,)]  # type: ignore[call-overload]
+        found = [axis for index in (row, column) for axis in self._axes_of(index)]
+        return found if sorted(found) == [0, 1] else None
+
+    def _axes_of(self, index: SSAValue) -> tuple[int, ...]:
+        """Of the map, on which an index depends directly."""
+        narrow = _narrow(index)
+        block = self.inside.body.block
+        return tile.axes_of(self.inside.axes)[narrow.index] if narrow in block.args else ()  # type: ignore[attr-defined]
 
     def _guard_is_bounds(self, origins: list[SSAValue]) -> bool:
         """Whether elements that the guard leaves out are outside of the table, or of the scores that count."""
@@ -94,17 +103,22 @@ class _Table:
         mine = isinstance(value, BlockArgument) and value.block is self.signature.kernel.body.block
         return mine and isinstance(self.signature.passed(value).owner, tile.DimOp)
 
-    def _replace(self, lead: list[SSAValue], starts: list[SSAValue], shape: tuple[int, ...]) -> None:
+    def _replace(self, lead: list[SSAValue], starts: list[SSAValue], shape: list[int], turned: bool) -> None:
         scope = Before(self.inside)
         source = origin(self.gather.source)
         rank = len(self.gather.indices)
-        places = [_as_i32(scope, value) for value in lead]
+        block = self.inside.parent
+        assert block is not None and block.first_op is not None
+        # A copy of what the load brings may start in front of everything else.
+        places = [_as_i32(Before(block.first_op), value) for value in lead]
         limits: dict[int, SSAValue] = {
             axis: scope.add(tile.DimOp(source, rank - _MATRIX_RANK + axis)).result for axis in range(_MATRIX_RANK)
         }
         dims = list(range(rank - _MATRIX_RANK, rank))
         type_ = TensorType(tile.element_of(source), shape)
         load = scope.add(tile.LoadOp(source, [*places, *starts], dims, type_, limits), "table").result
+        if turned:
+            load = scope.add(tile.TransposeOp(load), "table").result
         block = self.inside.body.block
         argument = block.insert_arg(self.gather.result.type, len(block.args))
         argument.name_hint = self.gather.result.name_hint
@@ -158,7 +172,7 @@ def _tables(signature: Signature) -> Iterator[_Table]:
 class TileLoadTablesPass(ModulePass):
     """Turns gathers of a captured table at [.., query, key] into loads of a block of it, which copies can bring.
 
-    The gather's guard may only say what is in range: what a load leaves out is 0 as well, or belongs to scores that do not
+    Where queries are the columns of the scores, the block is turned. The gather's guard may only say what is in range: what a load leaves out is 0 as well, or belongs to scores that do not
     count. A table that is indexed in any other way keeps its gathers.
 
     ```
@@ -176,12 +190,12 @@ class TileLoadTablesPass(ModulePass):
     name = "tile-load-tables"
 
     plan: str = "forward"
-    """The plan whose kernel is changed."""
+    """The plan whose last kernel is changed, or, of gradients, all that multiply blocks in loops."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         plan = find_plan(op, self.plan)
         if plan is None:
             raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        signature = signature_of(op, plan)
-        for table in _tables(signature):
-            table.load()
+        for signature in [signature_of(op, plan)] if self.plan == "forward" else signatures(op, self.plan):
+            for table in _tables(signature):
+                table.load()

@@ -13,6 +13,7 @@ from xdsl.passes import ModulePass
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
     AsyncReduceAddOp,
+    AsyncStoreOp,
     AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierWaitOp,
@@ -31,6 +32,8 @@ _BEHIND: dict[type[Operation], tuple[type[Operation], ...]] = {
     BarrierWaitOp: (BarrierWaitOp, BarrierArriveOp),
     WriteOp: (AsyncStoreWaitOp,),
     AsyncReduceAddOp: (ProxyFenceOp,),
+    AsyncStoreOp: (ProxyFenceOp,),
+    AsyncStoreWaitOp: (AsyncStoreOp, AsyncReduceAddOp),
 }
 
 

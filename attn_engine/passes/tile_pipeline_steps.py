@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -82,6 +82,8 @@ class _Pipeline:
         self.owned: dict[SSAValue, SSAValue] = {}
         """The rings of the blocks that the program owns, by what was loaded."""
         self.sums: dict[Key, SSAValue] = {}
+        self.leaving: dict[SSAValue, tuple[SSAValue, SSAValue]] = {}
+        """The slots through which blocks of results leave in every step, and the descriptors of where they go."""
         self.passing: list[tuple[SSAValue, SSAValue]] = []
         """The rings through which the operand and the result of each product over shared rows go."""
 
@@ -89,7 +91,7 @@ class _Pipeline:
         self._steps(self.block, self.top.value(0))
         for op in [o for o in self.block.ops if isinstance(o, tile.StoreOp)]:
             self._store(op)
-        if self.passing:
+        if self.passing or self.leaving:
             self._wait_for_stores()
         self.signature.drop_unused()
 
@@ -190,28 +192,39 @@ class _Pipeline:
         for dot in step.dots:
             self._product(dot, slots, zero)
         end = Before(yields(body))
-        if step.vectors:
+        if step.beside:
             (Before(step.shared[0].dot) if step.shared else end).add(ProxyFenceOp())
         for number, shared in enumerate(step.shared):
             self._shared(shared, number, count, zero)
-        for load in (*step.blocks, *step.vectors):
+        for write in step.writes:
+            self._leave(write)
+        for load in (*step.blocks, *step.beside):
             _erase_load(load)
         return end.add(arith.AddiOp(count, one), "count").result
 
     def _load(self, step: Step, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
-        """Copies a block in front of its first product; vectors come with the first block of the step."""
+        """Copies a block in front of its first product; vectors and tables come with the first block of the step."""
         scope, full = Before(step.first_use(load)), self._barriers(load, self.stages)
-        together = [load, *(step.vectors if load is step.blocks[0] else ())]
+        together = [load, *(step.beside if load is step.blocks[0] else ())]
         copied = [self._ring(one, self.stages).copy(scope, one, full, stage) for one in together]
         scope.add(BarrierExpectOp(full, stage, sum(copy.byte_size for _, copy in copied)))
         for _, copy in copied:
             scope.add(copy)
         scope.add(BarrierWaitOp(full, stage, parity))
-        for vector, (slot, _) in list(zip(together, copied, strict=True))[1:]:
-            read = scope.add(ReadOp(slot), vector.result.name_hint or "row").result
-            _check_behind(vector, scope)
-            vector.result.replace_all_uses_with(read)
+        for beside, (slot, _) in list(zip(together, copied, strict=True))[1:]:
+            _check_behind(beside, scope)
+            for value, source in self._ways(scope, beside, slot):
+                value.replace_all_uses_with(scope.add(ReadOp(source), value.name_hint or "row").result)
         return copied[0][0].result
+
+    @staticmethod
+    def _ways(scope: Before, load: tile.LoadOp, slot: SlotOp) -> Iterator[tuple[SSAValue, SSAValue]]:
+        """The values that arithmetic reads of what was loaded, as it is and turned, and where they lie."""
+        turns = [use.operation for use in load.result.uses if isinstance(use.operation, tile.TransposeOp)]
+        for turn in turns:
+            yield turn.result, scope.add(TransposedSlotOp(slot.result), "turned").result
+        if len(turns) < len(list(load.result.uses)):
+            yield load.result, slot.result
 
     def _product(self, dot: tile.DotOp, slots: dict[tile.LoadOp, SSAValue], zero: SSAValue) -> None:
         """A product, started and waited for at once."""
@@ -228,6 +241,25 @@ class _Pipeline:
         value = scope.add(WaitOp(0, [pending]), dot.result.name_hint or "x").values[0]
         dot.result.replace_all_uses_with(value)
         Rewriter.erase_op(dot)
+
+    # --- results that leave in every step
+
+    def _leave(self, write: tile.StoreOp | tile.AtomicAddOp) -> None:
+        """A block is written to a slot, once the block of the step before has left it, and copied or added from there."""
+        if write.target not in self.leaving:
+            block = [*[1] * (len(write.indices) - 2), *tile.shape_of(write.value)]
+            described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(write.target), block))
+            descriptor = self.signature.add(described.result, f"{write.target.name_hint or 'x'}_copies")
+            self.leaving[write.target] = self._passing(write.value, 1), descriptor
+        ring, descriptor = self.leaving[write.target]
+        scope = Before(write)
+        scope.add(AsyncStoreWaitOp(0))
+        slot = scope.add(SlotOp(ring, scope.value(0)), "leaving").result
+        scope.add(WriteOp(write.value, slot))
+        scope.add(ProxyFenceOp())
+        kind = AsyncStoreOp if isinstance(write, tile.StoreOp) else AsyncReduceAddOp
+        scope.add(kind(slot, descriptor, list(write.indices)))
+        Rewriter.erase_op(write)
 
     # --- products over the rows that consumers share
 

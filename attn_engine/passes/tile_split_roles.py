@@ -22,7 +22,7 @@ from attn_engine.dialects.tile_async_copy import (
     MakeBarriersOp,
 )
 from attn_engine.dialects.tile_async_memory import WriteOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.ir.async_schedule import AsyncSchedule
@@ -62,8 +62,9 @@ def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operatio
 
 def _behind_products(body: Block) -> Before:
     """Where nothing of a step reads its slots any more; results may still leave through others."""
-    leaves = next((op for op in body.ops if isinstance(op, AsyncStoreWaitOp)), yields(body))
-    return Before(leaves)
+    ops = list(body.ops)
+    last = max(n for n, op in enumerate(ops) if isinstance(op, WaitOp))
+    return Before(next((op for op in ops[last:] if isinstance(op, AsyncStoreWaitOp)), yields(body)))
 
 
 def _between_consumers(block: Block, top: Before, consumers: int) -> list[Operation]:

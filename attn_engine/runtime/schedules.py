@@ -107,7 +107,14 @@ def apart(op: attn.BackwardOp) -> bool:
 
 
 def _heads(op: attn.BackwardOp) -> Heads:
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)))
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _in_blocks(op))
+
+
+def _in_blocks(op: attn.BackwardOp) -> int:
+    """Bytes per score of captures that are read at [.., query, key], which come in blocks."""
+    block = op.element.block
+    loads = [o for o in block.ops if isinstance(o, attn.LoadOp) and [*o.indices][-2:] == [*block.args[4:6]]]
+    return sum(BYTES.get(str(tile.element_of(o.source)), F32_BYTES) for o in loads)
 
 
 def heads_of(module: ModuleOp) -> Heads:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from xdsl.dialects import scf
 
 from attn_engine import library, pipelines
 from attn_engine.backends.gluon.legalize import GRADIENTS
 from attn_engine.dialects import tile as dialect
+from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp, AsyncStoreOp
 from attn_engine.frontend import Definition, build
 from attn_engine.interpreters import tile, tile_async
 from attn_engine.runtime import driver
@@ -15,6 +17,14 @@ from tests.passes.test_tile_async_backward import Compiled, D, problem
 
 SIZES = (130, 200)
 TABLE = torch.linspace(-1, 1, 2 * sum(SIZES)).reshape(2, -1)
+BIAS = torch.linspace(-1, 1, 2 * SIZES[0] * SIZES[1]).reshape(1, 2, *SIZES)
+BLOCKWISE = {
+    "pair": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, h, q, kv]),
+    "pair, causal": Definition(
+        score_mod=lambda s, b, h, q, kv: s * BIAS[b, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
+    ),
+    "heads share": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, 1, q, kv]),
+}
 DEFINITIONS = {
     "distances": Definition(score_mod=lambda s, b, h, q, kv: s + TABLE[h, q - kv + SIZES[1]]),
     "distances, causal": Definition(
@@ -57,4 +67,17 @@ def test_keys_and_values_apart(definition: Definition):
     made = compiled(definition, ("q", "k", "v"), "apart")
     kernels = {op.sym_name.data for op in made.scheduled.ops if isinstance(op, dialect.KernelOp)}
     assert {"backward_dq", "backward_dk", "backward_dv"} <= kernels
+    check(made)
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+def test_blocks_of_scores(name: str):
+    """Tables come in blocks beside keys and values, and their gradients leave in blocks: stored, or added up."""
+    made = compiled(BLOCKWISE[name], ("q", "k", "v", "0"), "exact")
+    kind = AsyncReduceAddOp if name == "heads share" else AsyncStoreOp
+    kernels = [op for op in made.scheduled.ops if isinstance(op, dialect.KernelOp)]
+    ops = [op for kernel in kernels if kernel.sym_name.data.startswith("backward") for op in kernel.walk()]
+    bodies = [op.body.block for op in ops if isinstance(op, scf.ForOp)]
+    assert any(isinstance(op, kind) for body in bodies for op in body.ops)
+    assert not any(isinstance(op, dialect.GatherOp | dialect.ScatterAddOp) for op in ops)
     check(made)

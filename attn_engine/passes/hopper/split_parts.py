@@ -10,7 +10,7 @@ from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncReduceAddOp, AsyncStoreOp
-from attn_engine.dialects.tile_async_memory import DescribeOp, WriteOp
+from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
 from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
@@ -55,6 +55,9 @@ class SplitParts:
         axes = row_axes(self.block, seeds)
         for op in list(walk(self.block)):
             self._move(op, axes)
+        leaving = self._leaving(axes, [_ring_of(op.a) for op in owned])
+        for read in [o for o in walk(self.block) if isinstance(o, ReadOp) and o.result in axes]:
+            self._view(read, 0, axes[read.result])
         retype(axes, self.parts)
         whole = [_ring_of(op.b) for op in over]
         for ring in dict.fromkeys(_ring_of(op.a) for op in owned):
@@ -66,7 +69,9 @@ class SplitParts:
             self._view(op, 1, 1)
             assert isinstance(op.a.owner, TransposedSlotOp)
             self._pass(_ring_of(op.a.owner.source))
-        adds = [o for o in walk(self.block) if isinstance(o, AsyncReduceAddOp)]
+        adds = [o for o in walk(self.block) if isinstance(o, AsyncReduceAddOp) and leaving[_ring_of(o.source)]]
+        for ring in [ring for ring, axis in leaving.items() if axis == 0]:
+            self._divide(ring)
         for ring in dict.fromkeys(_ring_of(op.source) for op in adds):
             self._divide_columns(ring)
         for op in adds:
@@ -89,6 +94,13 @@ class SplitParts:
         elif isinstance(op, tile.ReduceOp) and axes.get(op.value) == op.axis.value.data and not adds_up(op):
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
 
+    def _leaving(self, axes: dict[SSAValue, int], owned: list[RingOp]) -> dict[RingOp, int]:
+        """The rings through which results of steps leave, and along which axis of these the owned rows run."""
+        leave = [o.source for o in walk(self.block) if isinstance(o, AsyncStoreOp | AsyncReduceAddOp)]
+        rings = [ring for ring in map(_ring_of, leave) if ring not in owned]
+        writes = [o for o in walk(self.block) if isinstance(o, WriteOp) and _ring_of(o.target) in rings]
+        return {_ring_of(o.target): axes[o.value] for o in writes}
+
     # --- owned blocks
 
     def _divide(self, ring: RingOp) -> None:
@@ -102,7 +114,7 @@ class SplitParts:
             for user in [use.operation for use in list(slot.result.uses)]:
                 if isinstance(user, AsyncLoadOp):
                     self._load(user, new)
-                elif isinstance(user, AsyncStoreOp):
+                elif isinstance(user, AsyncStoreOp | AsyncReduceAddOp):
                     self._store(user, new)
             if slot.result.uses:
                 scope = Before(slot)
@@ -165,13 +177,13 @@ class SplitParts:
             scope.add(AsyncLoadOp(descriptor, place, slot, load.barriers, load.index))
         Rewriter.erase_op(load)
 
-    def _store(self, store: AsyncStoreOp, ring: SSAValue) -> None:
+    def _store(self, store: AsyncStoreOp | AsyncReduceAddOp, ring: SSAValue) -> None:
         self._move_store(store, Before(store).add(SlotOp(ring, self.part), "part").result)
 
-    def _move_store(self, store: AsyncStoreOp, slot: SSAValue) -> None:
+    def _move_store(self, store: AsyncStoreOp | AsyncReduceAddOp, slot: SSAValue) -> None:
         scope, descriptor, place = Before(store), self._describe(store.descriptor), list(store.coordinates)
         place[-2] = scope.add(arith.AddiOp(place[-2], self.offset), "row0").result
-        Rewriter.replace_op(store, AsyncStoreOp(slot, descriptor, place))
+        Rewriter.replace_op(store, type(store)(slot, descriptor, place))
 
     def _describe(self, argument: SSAValue, columns: int | None = None) -> SSAValue:
         """The descriptor's argument with blocks of the rows of one part, or of so many columns of the block."""

@@ -6,7 +6,7 @@ the program owns, or elementwise results, with them, and accumulates. What lies 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,6 +20,8 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_ROWS, WARPGROUP_THREADS
 from attn_engine.passes.hopper.edit import Signature
 from attn_engine.passes.hopper.form import find_plan
+
+_MATRIX_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ class Step:
     blocks: tuple[tile.LoadOp, ...]
     vectors: tuple[tile.LoadOp, ...]
     shared: tuple[Shared, ...] = ()
+    tables: tuple[tile.LoadOp, ...] = ()
+    """Blocks with an element per score, which arithmetic reads, turned or not."""
+
+    writes: tuple[tile.StoreOp | tile.AtomicAddOp, ...] = ()
+    """Blocks of results that leave in every step."""
+
+    @property
+    def beside(self) -> tuple[tile.LoadOp, ...]:
+        """What comes with the first block."""
+        return (*self.vectors, *self.tables)
 
     def first_use(self, load: tile.LoadOp) -> tile.DotOp:
         """The first product that a block takes part in."""
@@ -119,7 +131,31 @@ def step_of(body: Block, signature: Signature) -> Step:
         check_block(load)
     vectors = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and _is_vector(op, signature))
     loads = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and op in blocks)
-    return Step(body, dots, loads, vectors, shared)
+    tables, writes = tuple(_tables(body, dots, loads)), tuple(_writes(body, [s.add for s in shared]))
+    return Step(body, dots, loads, vectors, shared, tables, writes)
+
+
+def _writes(body: Block, known: Sequence[Operation]) -> Iterator[tile.StoreOp | tile.AtomicAddOp]:
+    """Raises `AsyncUnsupportedError` for what does not leave as a block along the last two axes of its memory."""
+    for op in body.ops:
+        if isinstance(op, tile.ScatterAddOp):
+            raise AsyncUnsupportedError("it adds to a capture's gradient score by score")
+        if isinstance(op, tile.StoreOp | tile.AtomicAddOp) and op not in known:
+            rank = len(op.indices)
+            if len(tile.shape_of(op.value)) != _MATRIX_RANK or tile.ints_of(op.dims) != (rank - 2, rank - 1):
+                raise AsyncUnsupportedError("it writes something else than blocks in every step")
+            yield op
+
+
+def _tables(body: Block, dots: Sequence[tile.DotOp], blocks: Sequence[tile.LoadOp]) -> Iterator[tile.LoadOp]:
+    scores = tile.shape_of(dots[0].result) if dots else ()
+    for op in body.ops:
+        if not isinstance(op, tile.LoadOp) or op in blocks or len(tile.shape_of(op.result)) != _MATRIX_RANK:
+            continue
+        rank = len(op.indices)
+        if tile.ints_of(op.dims) != (rank - 2, rank - 1) or sorted(tile.shape_of(op.result)) != sorted(scores):
+            raise AsyncUnsupportedError(f"it loads '{op.result.name_hint}' in other blocks than those of the scores")
+        yield op
 
 
 def check_block(load: tile.LoadOp) -> None:
@@ -151,7 +187,7 @@ def _is_vector(load: tile.LoadOp, signature: Signature) -> bool:
 
 _TAKEN = (
     *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
-    *(tile.GatherOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+    *(tile.GatherOp, tile.DimOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
     *(tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp),
 )
 
@@ -168,10 +204,7 @@ def check_kernel(signature: Signature) -> None:
         if isinstance(op, tile.ReduceOp) and not (op.parent in bodies and op.axis.value.data) and not adds_up(op):
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
     for body in bodies:
-        known = [shared.add for shared in step_of(body, signature).shared]
-        writes = (tile.AtomicAddOp, tile.ScatterAddOp, tile.StoreOp)
-        if any(isinstance(op, writes) and op not in known for op in body.ops):
-            raise AsyncUnsupportedError("it adds to a capture's gradient score by score")
+        step_of(body, signature)
 
 
 def byte_size(value: SSAValue) -> int:
@@ -194,8 +227,10 @@ def shared_bytes(signature: Signature) -> int:
     for body in step_bodies(kernel.body.block):
         step = step_of(body, signature)
         owned = [dot.a.owner for dot in step.dots if isinstance(dot.a.owner, tile.LoadOp)]
-        for load, times in (*((o, 1) for o in owned), *((o, count) for o in (*step.blocks, *step.vectors))):
+        for load, times in (*((o, 1) for o in owned), *((o, count) for o in (*step.blocks, *step.beside))):
             rings[load.source, load.result.type] = times * byte_size(load.result)
+        for write in step.writes:
+            rings[write.target, write.value.type] = byte_size(write.value)
         for number, shared in enumerate(step.shared):
             rings[number, shared.result.type] = SHARED_STAGES * byte_size(shared.result)
             rings[number, shared.dot.result.type] = byte_size(shared.dot.result)

@@ -1,0 +1,46 @@
+"""Gradients of captures and of wide heads in Gluon, ahead of time: no spills, no product waits for another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attn_engine
+from attn_engine import library
+from attn_engine.runtime import driver
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import Request
+from attn_engine.runtime.inspect import View
+from attn_engine.runtime.schedules import candidate_schedules
+
+pytest.importorskip("triton")
+BIAS = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16)
+
+
+def pair(s: object, b: object, h: object, q: object, kv: object) -> object:
+    return s + BIAS[b, h, q, kv]  # type: ignore[operator, index]
+
+
+CASES = {
+    "pair": (attn_engine.compile(score_mod=pair), View(head_dim=128, backward=True), "backward_dq"),
+    "192 and 128": (
+        attn_engine.compile(mask_mod=library.causal),
+        View(head_dim=192, head_dim_v=128, backward=True),
+        "backward_dk",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_spills(name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    from attn_engine.backends.triton.gluon_ahead import compile_ahead
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
+    attention, view, kernel = CASES[name]
+    wrt = ("q", "k", "v", *(("0",) if name == "pair" else ()))
+    schedule = candidate_schedules(Target("gluon", "sm_90"), attention._traced(view))[0]
+    facts = {"positive_scale": True, "covered": True, "multiple": 128, "descriptors": True, "exact": True}
+    parts = driver.to_parts(driver.to_attn(attention._traced(view), wrt), Request(wrt, "gluon", schedule, **facts))
+    assert [part.backend.name for part in parts] == ["gluon", "gluon"]
+    assembly = compile_ahead(parts[1].source, kernel)
+    assert assembly.products and not assembly.spilled_bytes and not assembly.warnings
