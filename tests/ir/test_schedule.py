@@ -39,6 +39,13 @@ def test_the_first_preference_that_fits_is_taken():
         assert tuple(default_kernel_schedule(narrow, HEADS, Kind.DQ)) == blocks
 
 
+def test_exact_products_have_blocks_of_their_own():
+    heads, hopper = Heads(128, 128, "f32"), get_arch("sm_90")
+    assert default_schedule(hopper, heads, tf32=True).dq != default_schedule(hopper, heads).dq
+    amd = get_arch("gfx90a")  # has matrix instructions for float32, and no tf32
+    assert default_schedule(amd, heads, tf32=True) == default_schedule(amd, heads)
+
+
 def test_shared_memory_is_what_the_compiler_uses():
     """The numbers of Triton 3.6 for a softmax forward and its gradients at head dim 128, to a few bytes."""
     hopper = get_arch("sm_90")
