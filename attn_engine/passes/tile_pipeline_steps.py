@@ -83,7 +83,7 @@ class _Pipeline:
         """The rings of the blocks that the program owns, by what was loaded."""
         self.sums: dict[Key, SSAValue] = {}
         self.leaving: dict[SSAValue, tuple[SSAValue, SSAValue]] = {}
-        """The slots through which blocks of results leave in every step, and the descriptors of where they go."""
+        """Slots through which results leave in every step, and descriptors of where they go."""
         self.passing: list[tuple[SSAValue, SSAValue]] = []
         """The rings through which the operand and the result of each product over shared rows go."""
 
@@ -161,8 +161,7 @@ class _Pipeline:
     def _wait_for_stores(self) -> None:
         """At the end of the kernel."""
         end = self.block.last_op
-        assert end is not None
-        if not isinstance(end.prev_op, AsyncStoreWaitOp):
+        if end is not None and not isinstance(end.prev_op, AsyncStoreWaitOp):
             Before(end).add(AsyncStoreWaitOp(0))
 
     # --- steps
@@ -251,8 +250,7 @@ class _Pipeline:
             described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(write.target), block))
             descriptor = self.signature.add(described.result, f"{write.target.name_hint or 'x'}_copies")
             self.leaving[write.target] = self._passing(write.value, 1), descriptor
-        ring, descriptor = self.leaving[write.target]
-        scope = Before(write)
+        (ring, descriptor), scope = self.leaving[write.target], Before(write)
         scope.add(AsyncStoreWaitOp(0))
         slot = scope.add(SlotOp(ring, scope.value(0)), "leaving").result
         scope.add(WriteOp(write.value, slot))
