@@ -8,6 +8,7 @@ guarded `tile.gather`, masks have become selects: only arith, math, `tile.gather
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.autodiff.graph import IDENTITY
 from attn_engine.ir.walks import bottom_up, operands_of
+from attn_engine.passes.simplify_constants import constant_of
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,14 @@ class Program:
         kind = op.kind.data
         if kind is attn.ReduceKind.COUNT:
             kind, value = attn.ReduceKind.SUM, self.real(1.0)
-        factor: SSAValue | None = None
+        factors: list[SSAValue] = []
         if kind in (attn.ReduceKind.MAX, attn.ReduceKind.MIN):
-            value, factor = self._without_positive(value)
+            value, factors = self._without_positive(value)
         value = self.where_visible(value, IDENTITY[kind])
         reduced = self.add(attn.RowReduceOp(kind, value, op.ties.data if op.ties else None), op.result.name_hint)
-        return reduced if factor is None else self.add(arith.MulfOp(reduced, factor), op.result.name_hint)
+        for factor in factors:
+            reduced = self.add(arith.MulfOp(reduced, factor), op.result.name_hint)
+        return reduced
 
     def _other_channel(self, op: attn.ChannelAtOp, channel: SSAValue) -> SSAValue:
         """An element of the same row of an operand, read from memory."""
@@ -200,14 +204,16 @@ class Program:
         raw = self.add(tile.GatherOp(self._global(source), [*self.row_index, channel], self.visible), "partner")
         return self._promote(raw, f32, "partner")
 
-    def _without_positive(self, value: SSAValue) -> tuple[SSAValue, SSAValue | None]:
-        """(x, r) for a value x * r with r known to be positive."""
+    def _without_positive(self, value: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
+        """x and [r1, r2 ...] for a value x * r1 * r2 ... with factors known to be positive, in that order."""
         owner = value.owner
         if isinstance(owner, arith.MulfOp):
             for x, factor in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
-                if factor in self.positive:
-                    return x, factor
-        return value, None
+                number = constant_of(factor)
+                if factor in self.positive or (number is not None and 0.0 < number < math.inf):
+                    inner, factors = self._without_positive(x)
+                    return inner, [*factors, factor]
+        return value, []
 
     def _global(self, source: SSAValue) -> SSAValue:
         if source not in self._globals:
