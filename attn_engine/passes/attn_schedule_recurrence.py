@@ -35,7 +35,7 @@ CHAINING = 0.03
 
 @dataclass(frozen=True)
 class OpForm:
-    """Of one op: value channels per program, orientation, pieces and how they are joined, warps and stages."""
+    """Of one op: value channels per program, orientation, pieces and how they are joined, warps and stages, care."""
 
     value_block: int
     turned: bool
@@ -43,9 +43,11 @@ class OpForm:
     chained: bool
     num_warps: int
     num_stages: int
+    careful: bool = False
 
     def attribute(self) -> DictionaryAttr:
-        return DictionaryAttr({name: IntegerAttr(int(value), i64) for name, value in asdict(self).items()})
+        told = {name: int(value) for name, value in asdict(self).items() if name != "careful" or value}
+        return DictionaryAttr({name: IntegerAttr(value, i64) for name, value in told.items()})
 
 
 def form_of(attributes: Mapping[str, object]) -> dict[str, int]:
@@ -118,7 +120,16 @@ def _shape(type_: object) -> tuple[int, ...]:
     return type_.get_shape()
 
 
-def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: bool, chains: bool = True) -> OpForm:
+def choose(
+    work: Work,
+    arch: Arch,
+    chunk: int,
+    heads: int,
+    tokens: int,
+    blocks: bool,
+    chains: bool = True,
+    careful: bool = False,
+) -> OpForm:
     """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole, `chains` that programs
     may wait for each other."""
     stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
@@ -130,7 +141,8 @@ def choose(work: Work, arch: Arch, chunk: int, heads: int, tokens: int, blocks: 
     if chained and not chains:
         pieces, chained = 1, False
     warps = WARPS if work.key <= LARGEST_KEY else 2 * WARPS
-    return OpForm(columns, turned, pieces, chained, warps, stages)
+    narrow = columns < WARPGROUP_ROWS and (work.kind is Kind.DELTA or work.key > LARGEST_KEY)
+    return OpForm(columns, turned, pieces, chained, warps, stages, careful and narrow)
 
 
 def _pieces(work: Work, places: int, programs: int, tokens: int) -> tuple[int, bool]:
@@ -187,9 +199,15 @@ class AttnScheduleRecurrencePass(ModulePass):
     chains: bool = True
     """Programs may wait for each other: the target has `tile.await` and `tile.signal`."""
 
+    careful: bool = False
+    """The assembler is one that gets kernels of many products of narrow tiles wrong (ptxas 12.8 for Hopper: other results
+    from call to call, or an illegal address; 13.0, and 12.8 that does not optimise, are right)."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         arch = get_arch(self.arch)
         for inner in op.walk():
             if isinstance(inner, attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp):
-                form = choose(Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks, self.chains)
+                form = choose(
+                    Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks, self.chains, self.careful
+                )
                 inner.attributes["form"] = form.attribute()

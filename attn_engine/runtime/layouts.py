@@ -11,8 +11,8 @@ from attn_engine.backends.triton.host_strides import ALIGNMENT
 from attn_engine.runtime.vectorize import is_wrapped
 
 NARROWEST = 64
-"""Columns of an operand's block. Kernels with narrower ones, copied whole, have read illegal memory on an H200 (Triton 3.6.0);
-whether the copies or the assembler are at fault is not known."""
+"""Columns of an operand's block. Kernels with narrower ones have read illegal memory on an H200, with descriptors and without:
+the ptxas 12.8 of Triton 3.6.0 gets some of them wrong (that of CUDA 13.0 does not)."""
 
 
 def in_blocks(tensors: Iterable[Tensor]) -> bool:

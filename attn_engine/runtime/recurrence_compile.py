@@ -10,11 +10,10 @@ from xdsl.dialects.builtin import ModuleOp
 from attn_engine import pipelines
 from attn_engine.arch import ARCHES, Arch, Vendor, get_arch
 from attn_engine.backends.backend import Level, get_backend
+from attn_engine.backends.triton.build import assembler_version
 from attn_engine.frontend.recurrence import Kind, build_recurrence
-from attn_engine.passes.attn_schedule_recurrence import STATE
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
-from attn_engine.runtime.layouts import NARROWEST
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
@@ -22,6 +21,8 @@ CHUNK, SHORT = 64, 32
 DELTA_CHANNELS = 64
 DECODED = 8192
 """Numbers of a state per program of a step."""
+RIGHT_ASSEMBLER = (13,)
+"""The ptxas 12.8 that Triton 3.6 brings gets some kernels for Hopper wrong: see `attn-schedule-recurrence`."""
 FEW_TOKENS = 4
 """Up to so many tokens go one by one when no gradient is needed: a chunk of 64 would be mostly empty."""
 
@@ -56,6 +57,7 @@ class Place:
     tokens: int
     blocks: bool
     chains: bool = True
+    careful: bool = False
 
     def spec(self, chunk: int) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
@@ -161,8 +163,9 @@ def default_schedule(
         block = max(16, min(64, DECODED // kind.key)) if tokens <= FEW_TOKENS else 16
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
     buffered = get_backend(target.backend).level is Level.BUFFERED
-    copies = blocks and arch.copies_blocks and not buffered and not kind.bounds and _wide(kind)
-    place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies, chains=not buffered)
+    copies = blocks and arch.copies_blocks and not buffered and not kind.bounds
+    careful = not buffered and arch.copies_blocks and assembler_version() < RIGHT_ASSEMBLER
+    place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies, not buffered, careful)
     split_f32 = arch.tf32 and arch.vendor is Vendor.NVIDIA
     return Schedule(chunk=_chunk(kind, arch), tf32=tf32, descriptors=copies, split_f32=split_f32), place
 
@@ -172,12 +175,6 @@ def _chunk(kind: Kind, arch: Arch) -> int:
     tokens of up to 64 channels in 16 bits."""
     large = kind.key > DELTA_CHANNELS or kind.dtype.itemsize > 2
     return SHORT if kind.beta and large and arch.vendor is Vendor.AMD else CHUNK
-
-
-def _wide(kind: Kind) -> bool:
-    """Whether operands of products have at least 64 columns: see `layouts.NARROWEST`."""
-    small, large = sorted(1 << (size - 1).bit_length() for size in (kind.key, kind.value))
-    return small >= NARROWEST and STATE * 2 // kind.dtype.itemsize // large >= NARROWEST
 
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:

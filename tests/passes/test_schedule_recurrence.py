@@ -17,8 +17,8 @@ H100 = get_arch("sm_90")
 WORK = Work(128, 128, 2, Kind.SCALAR, packed=False)
 
 
-def form(work=WORK, heads=128, tokens=4096, blocks=True, arch=H100):
-    return choose(work, arch, 64, heads, tokens, blocks)
+def form(work=WORK, heads=128, tokens=4096, blocks=True, arch=H100, careful=False):
+    return choose(work, arch, 64, heads, tokens, blocks, careful=careful)
 
 
 def test_one_sweep_where_programs_fill_the_device():
@@ -46,6 +46,14 @@ def test_states_fit_registers_and_tiles_shared_memory():
     assert (form(replace(WORK, key=512)).value_block, form(replace(WORK, key=512)).num_warps) == (32, 8)
     assert form(replace(wide, size=4)).num_stages == 1
     assert form(arch=get_arch("sm_86")).num_stages == 1
+
+
+def test_care_where_an_assembler_needs_it():
+    delta = replace(WORK, key=256, value=256, kind=Kind.DELTA)
+    assert form(delta, careful=True).careful
+    assert form(replace(WORK, key=512), careful=True).careful
+    assert not form(delta).careful
+    assert not form(replace(delta, kind=Kind.SCALAR), careful=True).careful
 
 
 def test_states_are_turned_unless_results_are_summed():

@@ -7,7 +7,7 @@ import torch
 
 from attn_engine.backends.triton.interpret import interpret
 from attn_engine.frontend.recurrence import Kind
-from attn_engine.runtime.recurrence_compile import Request, Schedule, source_of
+from attn_engine.runtime.recurrence_compile import Place, Request, Schedule, source_of
 from tests.recurrence.support import assert_near, exact, inputs, loss_weights, reference
 
 WRT = ("q", "k", "v", "decay", "weight", "initial")
@@ -104,3 +104,12 @@ def test_packed():
         assert_near("o", o[:, :, begin:end], right_o.transpose(1, 2))
         assert_near("final", final[n : n + 1], right_final)
     assert (o[:, :, 90:] == 0).all()
+
+
+def test_what_the_assembler_gets_wrong_is_not_optimised():
+    kind = Kind(torch.bfloat16, 256, 256, "token", beta=True)
+    requests = [
+        Request(kind, "triton", Schedule(), place=Place("sm_90", 64, 4096, True, careful=careful))
+        for careful in (False, True)
+    ]
+    assert [source_of(r).count("ptx_options='--opt-level 0'") > 0 for r in requests] == [False, True]

@@ -38,6 +38,16 @@ def build(source: str) -> Mapping[str, Plan]:
     return plans_of(load(source))
 
 
+def assembler_version() -> tuple[int, ...]:
+    """Of the ptxas that Triton calls (its own, or that of TRITON_PTXAS_PATH); empty if there is none."""
+    try:
+        from triton import knobs
+
+        return tuple(int(part) for part in knobs.nvidia.ptxas.version.split("."))
+    except (ImportError, AttributeError, RuntimeError, ValueError):
+        return ()
+
+
 def check() -> Availability:
     """Triton must be installed, and see a GPU or interpret."""
     if find_spec("triton") is None:

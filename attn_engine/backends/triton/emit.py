@@ -54,6 +54,8 @@ _COMBINE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reducti
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Kernel attributes that are passed to Triton's compiler."""
+ASSEMBLER_LEVEL = "assembler_level"
+"""The attribute that says how much ptxas may optimise."""
 
 
 # --- structure ---------------------------------------------------------------------------------
@@ -220,9 +222,11 @@ def _print_program(printer: KernelPrinter) -> None:
     printer.writer.line(f"{third} = {linear} // {size} // {next_size}")
 
 
-def _options(kernel: tile.KernelOp) -> dict[str, int]:
-    found = {name: kernel.attributes[name] for name in OPTIONS if name in kernel.attributes}
-    return {name: value.value.data for name, value in found.items() if isinstance(value, IntegerAttr)}
+def _options(kernel: tile.KernelOp) -> dict[str, int | str]:
+    found = {name: kernel.attributes[name] for name in (*OPTIONS, ASSEMBLER_LEVEL) if name in kernel.attributes}
+    options: dict[str, int | str] = {n: x.value.data for n, x in found.items() if isinstance(x, IntegerAttr)}
+    level = options.pop(ASSEMBLER_LEVEL, None)
+    return options if level is None else options | {"ptx_options": f"--opt-level {level}"}
 
 
 def _print_table(writer: CodeWriter, printers: Sequence[KernelPrinter]) -> None:
@@ -244,7 +248,7 @@ def _print_launch(printers: dict[str, KernelPrinter]):
             texts.append(text)
             if isinstance(argument.type, tile.GlobalType):
                 texts.append(f"*{text}.stride()")
-        texts += [*grid, *(f"{name}={value}" for name, value in _options(callee).items())]
+        texts += [*grid, *(f"{name}={value!r}" for name, value in _options(callee).items())]
         writer.line(f"{kernel}[({' * '.join(grid)},)]({', '.join(texts)})")
 
     return launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import FloatAttr, TensorType, f32
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -62,6 +62,9 @@ class FunctionLowering:
                     sum_heads(self.setting, op.value, op.like, self.setting.of(op.result))
                 case _:
                     pass
+        if any(self._form(op).careful for op in self.block.ops):
+            for kernel in self.setting.kernels:
+                kernel.attributes["assembler_level"] = IntegerAttr(0, i64)
         return [*self.setting.kernels, self.plan.finish()]
 
     def _arguments(self) -> None:
@@ -158,7 +161,7 @@ class FunctionLowering:
     def _form(self, op: Operation) -> Form:
         """The form of all, but for what a schedule says of this op."""
         found = form_of(op.attributes)
-        for name in ("turned", "chained"):
+        for name in ("turned", "chained", "careful"):
             found |= {name: bool(found[name])} if name in found else {}
         return replace(self.setting.form, **found)
 

@@ -39,6 +39,8 @@ class Form:
     turned: bool = False
     chained: bool = False
     split_f32: bool = False
+    careful: bool = False
+    """Whether the assembler shall not optimise."""
 
 
 def channels_of(tensor: SSAValue) -> int:
