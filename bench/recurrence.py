@@ -33,6 +33,8 @@ from bench.timing import interleaved
 
 OURS, ENTRY = "attn_engine", "attn_engine, its mamba_ssm entry point"
 TURNS = 2
+SHARES = 10
+"""Processes that compile what peers choose from: each loads the packages, and meets all of their kernels."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -132,7 +134,7 @@ def compile_all(cases: list[Case], peers: list[Case]) -> None:
     """Our kernels, and beside them those of the peers of some cases."""
     tasks = [(case, OURS, backward) for backward in (True, False) for case in cases]
     cores = max(2, (os.cpu_count() or 2) - 2)
-    shares = max(1, cores - len(tasks)) if peers else 0
+    shares = max(1, min(SHARES, cores - len(tasks))) if peers else 0
     with ProcessPoolExecutor(max(shares, 1), SPAWN) as others, ProcessPoolExecutor(cores, SPAWN) as own:
         parts = [others.submit(compile_share, (peers, number, shares)) for number in range(shares)]
         for future in [*[own.submit(warm, task) for task in tasks], *parts]:

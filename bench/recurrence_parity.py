@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,9 +225,9 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     with ProcessPoolExecutor(len(ENTRIES), multiprocessing.get_context("spawn")) as pool:
-        for line in pool.map(compared, range(len(ENTRIES))):
-            lines.append(line)
-            print(line, flush=True)
+        for future in as_completed([pool.submit(compared, number) for number in range(len(ENTRIES))]):
+            lines.append(future.result())
+            print(lines[-1], flush=True)
     (arguments.out / "recurrence_parity.md").write_text("\n".join(lines) + "\n")
 
 
