@@ -116,6 +116,24 @@ def resets(kind):
     compare(x, FLOAT)
 
 
+def long(kind):
+    """131072 tokens, in one call and in two that hand the state on."""
+    x = made(1, 131072, 2, 2, 64, 64, BRAIN, kind)
+    x.pop("beta" if kind.endswith("delta") else "weight")
+    half, state = 65536, x.pop("initial_state")
+    got = {n: t.requires_grad_() for n, t in x.items()}
+    o, final = attn_engine.recurrence(**got, initial_state=state, output_final_state=True)
+    o.float().square().sum().backward()
+    assert all(bool(t.grad.isfinite().all()) for t in got.values()), "a gradient is not finite"
+    parts = []
+    for part in (slice(0, half), slice(half, None)):
+        cut = {n: t.detach()[:, part] for n, t in x.items()}
+        mine, state = attn_engine.recurrence(**cut, initial_state=state, output_final_state=True)
+        parts.append(mine)
+    near("o", torch.cat(parts, 1), o.detach().double(), BRAIN)
+    near("state", state, final.detach().double(), BRAIN)
+
+
 Case = tuple[Callable[..., None], tuple[object, ...], dict[str, object]]
 
 
@@ -147,6 +165,8 @@ CASES: dict[str, Case] = {
     "decoding 1": _case(decoding, 1),
     "decoding 3": _case(decoding, 3),
     "strong decay": _case(strong_decay_and_resets),
+    "131072 tokens": _case(long, "token"),
+    "131072 tokens, channels": _case(long, "channel"),
     "resets": _case(resets, "token"),
     "resets of channels": _case(resets, "channel"),
     "resets, delta": _case(resets, "delta"),
