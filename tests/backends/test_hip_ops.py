@@ -11,6 +11,7 @@ from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.errors import UnsupportedOpError
 from attn_engine.interpreters.tile_buffer import run_plan
+from attn_engine.universe import PASSES, make_context
 from tests.support.hip import emulates, parse
 
 GEMM = """
@@ -231,3 +232,40 @@ def test_what_cannot_be_emitted_is_named():
     double = "tile.plan @p(%x: !tile.global<2 x f64>) {\n tile.end\n}"
     with pytest.raises(UnsupportedOpError, match="the element type f64"):
         emit(parse(double))
+
+
+NESTED = """
+tile.kernel @k(%x: !tile.global<2 x f32>, %y: !tile.global<2 x f16>, %n: i32) attributes {threads = 256 : i64} {
+  %a = tile.buffer_alloc : !tile.buffer<128x96xf32, shared>
+  %b = tile.buffer_alloc layout #tile.padded<8> : !tile.buffer<128x96xf16, shared>
+  %c0 = arith.constant 0 : i32
+  %c128 = arith.constant 128 : i32
+  scf.for %i = %c0 to %n step %c128 : i32 {
+    %j = arith.addi %i, %n : i32
+    tile.copy_in %x[%i, %c0] dims [0, 1] into %a : !tile.global<2 x f32>, !tile.buffer<128x96xf32, shared>
+    tile.copy_in %y[%i, %c0] dims [0, 1] into %b : !tile.global<2 x f16>, !tile.buffer<128x96xf16, shared>
+    tile.copy_out %a, %x[%j, %c0] dims [0, 1] : !tile.buffer<128x96xf32, shared>, !tile.global<2 x f32>
+    tile.copy_out %b, %y[%j, %c0] dims [0, 1] : !tile.buffer<128x96xf16, shared>, !tile.global<2 x f16>
+  }
+  tile.end
+}
+tile.plan @run(%x: !tile.global<2 x f32>, %y: !tile.global<2 x f16>, %n: i32) {
+  %one = arith.constant 1 : i32
+  tile.launch @k grid(%one) args(%x, %y, %n) : !tile.global<2 x f32>, !tile.global<2 x f16>, i32
+  tile.end
+}
+"""
+
+
+@emulates
+def test_a_tile_in_another_ones_memory():
+    """Each is lost when the other is written, round after round; the interpreter knows where a barrier would lack."""
+    module = parse(NESTED)
+    for name in ("hip-share-lds", "hip-place-barriers"):
+        PASSES[name]()().apply(make_context(), module)
+    x, y = torch.randn(512, 96), torch.randn(512, 96).half()
+    for run_it in (emulate(emit(module))["run"], lambda *values: run_plan(module, "run", values)):
+        got = [x.clone(), y.clone()]
+        run_it(*got, 256)
+        assert torch.equal(got[0][256:], x[:256])
+        assert torch.equal(got[1][256:], y[:256])
