@@ -13,6 +13,8 @@ WARPGROUP_THREADS = 128
 _WARPS = 4
 _WIDE = 128
 _HALF_BYTES = 2
+_CHANNELS = 32
+"""Tiles round heads up to a multiple of it."""
 _VECTOR_BYTES = 8
 """Of a position, besides the heads: numbers per row of scores."""
 _REGISTERS = {1: 240, 2: 240, 3: 160}
@@ -76,20 +78,27 @@ class AsyncSchedule:
     def candidates(self, heads: Heads, narrow: bool = False, whole: bool = False) -> tuple[KernelSchedule, ...]:
         """Blocks, warps and stages of the forward at the value level, for the passes to start from; the best one first.
 
-        `narrow` says that few keys are visible to a query, or that scores need registers of their own, `whole` that
-        no block is masked: then narrow heads leave registers for a third consumer.
+        `narrow` says that few keys are visible to a query, or that scores need registers of their own, `whole` that no
+        block is masked and that weights are exponentials: then narrow heads leave registers for a third consumer.
         """
         size = max(padded(heads.qk), padded(heads.v))
         keys = self.block_n if size <= _WIDE else self.block_n * _WIDE // size
         small = size <= _WIDE // 2
-        stages = 2 * self.stages if small else self.stages
         warps = _WARPS * self.consumers
-        wide = KernelSchedule(self.block_m, keys, warps, stages)
+        wide = KernelSchedule(
+            self.block_m, keys, warps, self._blocks_held(heads, keys, 2 * self.stages if small else 3)
+        )
         less = KernelSchedule(self.block_m, max(SMALLEST_TILE, keys // 2), warps, self.stages + 1)
         if narrow or heads.gathered > _HALF_BYTES:
             return (less, wide)
         three = KernelSchedule(3 * WARPGROUP_ROWS, keys, 3 * _WARPS, self.stages)
         return (three, wide, less) if small and whole and not heads.gathered else (wide, less)
+
+    def _blocks_held(self, heads: Heads, keys: int, most: int) -> int:
+        """Stages that fit beside queries, output and tables of scores, up to `most`: with two, copies are waited for."""
+        size = sum(-(-head // _CHANNELS) * _CHANNELS for head in (heads.qk, heads.v)) * _HALF_BYTES
+        tables = self.table_stages * self.block_m * keys * heads.gathered
+        return max(self.stages, min(most, (self.shared_bytes - self.block_m * size - tables) // (keys * size)))
 
     def gradients(self, heads: Heads, kind: Kind, fused: bool = False) -> KernelSchedule | None:
         """The same for the kernel of dq, or of dk and dv, or of all three; None for heads that it has no blocks for."""

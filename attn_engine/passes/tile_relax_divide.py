@@ -18,18 +18,16 @@ from attn_engine.passes.scalar_code import Code
 from attn_engine.passes.simplify_constants import constant_of
 
 _SMALLEST, _LARGEST = 1e-30, 1e6
-_LEAST_OF_PAIR = 2.0**-60
-"""A product of two is no denormal number."""
 _OLT = 4
 
 
-def _at_least(value: SSAValue, least: float) -> bool:
-    """Whether a divisor is a constant that is at least so large, plus something that is not negative."""
+def _at_least_normal(value: SSAValue) -> bool:
+    """Whether a divisor is a positive constant plus something that is not negative."""
     op = value.owner
     if not isinstance(op, arith.AddfOp):
         return False
     for number, rest in ((constant_of(op.lhs), op.rhs), (constant_of(op.rhs), op.lhs)):
-        if number is not None and number >= least and _not_negative(rest):
+        if number is not None and number >= _SMALLEST and _not_negative(rest):
             return True
     return False
 
@@ -88,15 +86,9 @@ class TileRelaxDividePass(ModulePass):
     ```
     %r = arith.divf %c2, %d fastmath<arcp> : f32
     ```
-
-    A unit for functions that is busy may be spared half of the reciprocals: 1 / a is b / (a b). Divisors above 2^62
-    then count as 2^62, so that no product overflows: quotients there are off by less than 1e-12.
     """
 
     name = "tile-relax-divide"
-
-    pairs: bool = False
-    """Also mark quotients of tiles that may be found in pairs, from the reciprocal of the product of two divisors."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in op.ops:
@@ -104,14 +96,9 @@ class TileRelaxDividePass(ModulePass):
                 continue
             for inside in maps_of(kernel):
                 for divide in [o for o in inside.body.block.ops if isinstance(o, arith.DivfOp)]:
-                    if FastMathFlag.ALLOW_RECIP in divide.fastmath.data:
-                        continue
                     logistic = _logistic(divide)
                     divide = _shorten(divide, *logistic) if logistic else divide
                     number = constant_of(divide.lhs)
                     small = number is not None and abs(number) <= _LARGEST
-                    if small and divide.result.type == f32 and _at_least(divide.rhs, _SMALLEST):
-                        tiles = len(tile.shape_of(inside.outputs[0])) > 1
-                        both = self.pairs and tiles and _at_least(divide.rhs, _LEAST_OF_PAIR)
-                        flags = [FastMathFlag.ALLOW_RECIP, *([FastMathFlag.REASSOC] if both else [])]
-                        divide.properties["fastmath"] = arith.FastMathFlagsAttr(flags)
+                    if small and divide.result.type == f32 and _at_least_normal(divide.rhs):
+                        divide.properties["fastmath"] = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_RECIP])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from xdsl.dialects import math
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
@@ -69,7 +70,14 @@ def candidate_schedules(
 def _async_forwards(module: ModuleOp) -> tuple[KernelSchedule, ...]:
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
     masked = op.mask is not None and bool(op.mask.blocks)
-    return AsyncSchedule().candidates(heads_of(module), (masked and _is_banded(module)) or _reads_keys(op), not masked)
+    return AsyncSchedule().candidates(
+        heads_of(module), (masked and _is_banded(module)) or _reads_keys(op), not masked and _has_exponentials(op)
+    )
+
+
+def _has_exponentials(op: attn.AttentionOp | attn.OnlineOp) -> bool:
+    """Whether weights keep the unit for functions busy."""
+    return any(isinstance(o, math.ExpOp | math.Exp2Op) for o in op.walk())
 
 
 def _is_banded(module: ModuleOp) -> bool:

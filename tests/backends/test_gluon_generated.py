@@ -84,18 +84,16 @@ def test_softmax_is_scheduled_without_a_spill_in_the_loop(name: str, d: int):
 def test_a_row_function_without_states_is_pinned():
     compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
     check(compiled, products=96)
-    loop = compiled.loops()[1]
-    assert sum("MUFU.RCP" in text for text in loop) == 32  # one for two weights
-    assert len(loop) < 660  # no division in it
+    assert len(compiled.loops()[1]) < 460  # no division in it, and one factor a score
 
 
-def test_a_soft_cap_costs_seven_instructions_a_score():
-    """On the unit for functions an exponential, and a reciprocal for two of them."""
+def test_a_soft_cap_costs_four_instructions_a_score():
+    """Two of them on the unit for functions: an exponential and a reciprocal. The greatest score is scaled once."""
     compiled = assembly(Definition(score_mod=library.soft_cap(20.0), mask_mod=library.causal), 128)
     check(compiled, products=96)
     assert moves(compiled) < 16
-    assert sum("MUFU.RCP" in text for text in compiled.loops()[1]) == 32
-    assert len(compiled.loops()[1]) < 1010
+    assert sum("MUFU.RCP" in text for text in compiled.loops()[1]) == 64
+    assert len(compiled.loops()[1]) < 810
 
 
 BIAS = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)

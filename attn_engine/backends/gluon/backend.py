@@ -5,12 +5,12 @@ from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
 from attn_engine.backends.gluon.examine import examine
 from attn_engine.backends.gluon.guard import Guarded
-from attn_engine.backends.gluon.legalize import CHANNELS, GRADIENTS, LEGALIZE, PAIRS, PREPARE, RELAX, SCHEDULE
+from attn_engine.backends.gluon.legalize import CHANNELS, GRADIENTS, LEGALIZE, PREPARE, RELAX, SCHEDULE
 
 BACKEND = Backend(
     name="gluon",
     level=Level.ASYNC,
-    pipeline=(*PREPARE, *SCHEDULE, *PAIRS, *LEGALIZE),
+    pipeline=(*PREPARE, *SCHEDULE, *LEGALIZE),
     emit=emit,
     build=build,
     check=check,

@@ -27,8 +27,16 @@ CHANNELS = 32
 RELAX = ("tile-relax-tanh", "attn-simplify")
 """Functions of scores as exact as 16-bit kernels need them."""
 
-PREPARE = ("tile-relax-tanh", "tile-load-tables", "attn-simplify")
-"""Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks."""
+PREPARE = (
+    "tile-relax-tanh",
+    "tile-load-tables",
+    "attn-simplify",
+    "tile-relax-divide",
+    "attn-simplify",
+    "tile-fold-scales{plan=forward}",
+    "attn-simplify",
+)
+"""Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks; one factor a score."""
 
 GRADIENTS = (
     "tile-load-tables{plan=backward}",
@@ -44,9 +52,6 @@ GRADIENTS = (
     "tile-defer-sums",
 )
 """The kernels of the backward to the async level."""
-
-PAIRS = ("tile-relax-divide{pairs=true}",)
-"""In the forward, where functions of scores have few products to hide under, quotients are found in pairs."""
 
 LEGALIZE = ('tile-expand-math{keep="math.erf"}', "tile-relax-divide", "triton-pass-sizes")
 """What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""

@@ -49,14 +49,12 @@ def _compare_floats(printer: FunctionPrinter, op: arith.CmpfOp) -> None:
 
 
 def _divide(printer: FunctionPrinter, op: arith.DivfOp) -> None:
-    """By the reciprocal of the hardware, or one for two, where the op allows it."""
+    """By the reciprocal of the hardware where the op allows it."""
     if FastMathFlag.ALLOW_RECIP not in op.fastmath.data:
         _scalar(printer, op)
         return
     a, b = printer.texts(op.operands)
     asm = f'gl.inline_asm_elementwise(RECIPROCAL, "=f,f", [{b}], dtype=gl.float32, is_pure=True, pack=1)'
-    if FastMathFlag.REASSOC in op.fastmath.data:
-        asm = f'gl.inline_asm_elementwise(RECIPROCALS, "=f,=f,f,f", [{b}], dtype=gl.float32, is_pure=True, pack=2)'
     printer.assign(op, f"{a} * {asm}")
 
 

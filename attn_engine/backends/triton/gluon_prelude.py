@@ -50,11 +50,6 @@ def _pin_wide(count):
 PIN_WIDE = gl.constexpr(_pin_wide(32))
 PIN_WIDE_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 32 + ["r"] * 32))
 RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
-# 1 / a and 1 / b from 1 / (a b); neither counts as more than 2^62.
-RECIPROCALS = gl.constexpr(
-    "{ .reg .f32 a, b, r; min.NaN.f32 a, $2, 0f5E800000; min.NaN.f32 b, $3, 0f5E800000; mul.f32 r, a, b;"
-    " rcp.approx.ftz.f32 r, r; mul.f32 $0, r, b; mul.f32 $1, r, a; }"
-)
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
 
 

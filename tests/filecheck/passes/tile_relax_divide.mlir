@@ -1,5 +1,4 @@
 // RUN: attn-opt %s -p tile-relax-divide | filecheck %s
-// RUN: attn-opt %s -p tile-relax-divide{pairs=true} | filecheck %s --check-prefix PAIRS
 
 // CHECK-LABEL: tile.kernel @quotients
 tile.kernel @quotients(%p: !tile.global<1 x f32>, %i: i32) {
@@ -36,30 +35,5 @@ tile.kernel @quotients(%p: !tile.global<1 x f32>, %i: i32) {
     tile.yield %0, %1, %2, %3 : f32, f32, f32, f32
   }
   tile.store %y#3, %p[%i] dims [0] : tensor<16xf32>, !tile.global<1 x f32>
-  tile.end
-}
-
-// In pairs where tiles have two dimensions, and a product of divisors is no denormal number.
-
-// PAIRS-LABEL: tile.kernel @quotients
-// PAIRS-NOT: reassoc
-// PAIRS-LABEL: tile.kernel @pairs
-// PAIRS: arith.divf {{.*}} fastmath<reassoc,arcp>
-// PAIRS: arith.divf {{.*}} fastmath<arcp>
-tile.kernel @pairs(%p: !tile.global<2 x f32>, %i: i32) {
-  %x = tile.load %p[%i, %i] dims [0, 1] : !tile.global<2 x f32> -> tensor<16x16xf32>
-  %y:2 = tile.map (%x) axes [[0, 1]] : (tensor<16x16xf32>) -> (tensor<16x16xf32>, tensor<16x16xf32>) {
-  ^bb0(%a: f32):
-    %one = arith.constant 1.000000e+00 : f32
-    %little = arith.constant 1.000000e-20 : f32
-    %e = math.exp2 %a : f32
-    %d = arith.addf %e, %one : f32
-    %n = arith.addf %e, %little : f32
-    %0 = arith.divf %one, %d : f32
-    %1 = arith.divf %one, %n : f32
-    tile.yield %0, %1 : f32, f32
-  }
-  tile.store %y#0, %p[%i, %i] dims [0, 1] : tensor<16x16xf32>, !tile.global<2 x f32>
-  tile.store %y#1, %p[%i, %i] dims [0, 1] : tensor<16x16xf32>, !tile.global<2 x f32>
   tile.end
 }
