@@ -34,7 +34,7 @@ class AsyncSchedule:
     dq_stages: int = 4
     dkdv_stages: int = 3
     fused_stages: int = 2
-    """Of dk and dv where their kernel finds dq too, whose operand and result also pass through shared memory."""
+    """At most, of dk and dv where their kernel finds dq too, whose operand and result also pass through shared memory."""
     table_stages: int = 2
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2
@@ -113,8 +113,10 @@ class AsyncSchedule:
             return KernelSchedule(
                 self.block_m, step, warps, min(self.dq_stages, self._steps_held(heads, step, leaving))
             )
-        stages = self.fused_stages if fused else min(self.dkdv_stages, self._steps_held(heads, step))
-        return KernelSchedule(step, self.block_m, warps, stages)
+        # Two operands of dq, of which consumers may be a step apart, and a result.
+        passing = step * (2 * self.block_m * _HALF_BYTES + padded(heads.qk) * F32_BYTES) if fused else 0
+        most = self.fused_stages if fused else self.dkdv_stages
+        return KernelSchedule(step, self.block_m, warps, min(most, self._steps_held(heads, step, passing)))
 
     @staticmethod
     def apart(heads: Heads) -> bool:
