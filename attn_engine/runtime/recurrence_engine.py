@@ -17,6 +17,7 @@ from attn_engine.frontend.source import refuse
 from attn_engine.runtime import recurrence_mods
 from attn_engine.runtime.engine import check_meta
 from attn_engine.runtime.recurrence import recurrence
+from attn_engine.runtime.recurrence_tune import RecurrenceTuner, tuning
 
 Mod = Callable[..., Tensor]
 AXES = {"batch": 0, "heads": 1, "seq_len": 2}
@@ -37,6 +38,8 @@ class LinearAttentionEngine:
         custom_io: names and shapes of further tensors, passed to the call after decay in this order. Dimensions are
             "batch", "heads", "seq_len", 1, and last the channels; `inputs` holds them by name, with four
             dimensions that broadcast against the operand.
+        tune: measure some forms at the first call of a kind, and of its gradients, and take the fastest.
+        tune_file: JSON in which measured forms are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bhsd" (batch, heads, tokens, channels) or "bshd".
         backend: by default triton on a GPU and cpu elsewhere.
 
@@ -52,6 +55,8 @@ class LinearAttentionEngine:
         v_mod: Mod | None = None,
         decay_mod: Mod | None = None,
         custom_io: CustomIO | None = None,
+        tune: bool = False,
+        tune_file: str = "",
         layout: str = "bhsd",
         backend: str | None = None,
     ):
@@ -62,6 +67,7 @@ class LinearAttentionEngine:
         self.meta, self.layout, self.backend = tuple(qkv_meta), layout, backend
         self.mods = {"q": q_mod, "k": k_mod, "v": v_mod, "decay": decay_mod}
         self.custom_io = custom_io or CustomIO()
+        self.tuner = RecurrenceTuner(tune_file, measure=tune) if tune or tune_file else None
         self._regions: dict[tuple[object, ...], TracedMods | None] = {}
 
     def __call__(
@@ -74,7 +80,8 @@ class LinearAttentionEngine:
         initial_state: Tensor | None = None,
     ) -> Tensor:
         """o in the layout of v; decay is (batch, heads, tokens), or (batch, tokens, heads) with layout "bshd"."""
-        return self._run(q, k, v, decay, custom, initial_state, False)[0]
+        with tuning(self.tuner):
+            return self._run(q, k, v, decay, custom, initial_state, False)[0]
 
     def with_state(
         self,
@@ -86,7 +93,8 @@ class LinearAttentionEngine:
         initial_state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """o, and the state (batch, heads, key channels, value channels) after the last token."""
-        return self._run(q, k, v, decay, custom, initial_state, True)
+        with tuning(self.tuner):
+            return self._run(q, k, v, decay, custom, initial_state, True)
 
     def _run(
         self,

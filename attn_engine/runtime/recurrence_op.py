@@ -20,6 +20,7 @@ from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
+from attn_engine.runtime.recurrence_tune import tuned
 
 
 def compilation(
@@ -55,6 +56,15 @@ def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:
         plan(q, *others)
 
 
+def _forward(compiled: Compiled, q: Tensor, *others: Any) -> None:
+    """Runs the forward plan; with a tuner, in the form that is fastest."""
+
+    def run(which: Compiled) -> None:
+        _launch(which.forward(), q, *others)
+
+    run(tuned(compiled, run, q.device))
+
+
 def _output(v: Tensor) -> Tensor:
     """o with heads where v has them."""
     b, h, t, channels = v.shape
@@ -77,8 +87,8 @@ def recurrence_of_mods(
     """[o, the final state if that is asked for], without gradients; the mods run inside of the kernels."""
     results = _results(x.q, x.v, x.bounds, final)
     given = [t for t in x.optional if t is not None]
-    plan = compilation(x, final, False, backend, results[:1], mods=mods).forward()
-    _launch(plan, x.q, x.k, x.v, scale, *given, *inputs, *results)
+    compiled = compilation(x, final, False, backend, results[:1], mods=mods)
+    _forward(compiled, x.q, x.k, x.v, scale, *given, *inputs, *results)
     return results
 
 
@@ -101,7 +111,7 @@ def recurrence(
     results = _results(q, v, bounds, final)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
-    _launch(compilation(x, final, stepwise, backend, results[:1]).forward(), q, k, v, scale, *given, *results)
+    _forward(compilation(x, final, stepwise, backend, results[:1]), q, k, v, scale, *given, *results)
     return results
 
 
@@ -199,7 +209,11 @@ def recurrence_backward(
     start = initial.transpose(2, 3) if initial is not None and beta is None else initial
     given = [x for x in (decay, beta, weight, start, bounds) if x is not None]
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]
-    _launch(compiled.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
+
+    def run(which: Compiled) -> None:
+        _launch(which.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
+
+    run(tuned(compiled, run, q.device, backward=True))
     return results
 
 

@@ -1,0 +1,166 @@
+"""Measured forms of recurrences: a few are timed on the first call of a kind, and the fastest is kept, in a file too.
+
+The file is JSON, `{key: {"value_block": 64, "pieces": 2, ...}}` with options of `convert-recurrence-to-tile`, or `{}` where what
+`attn-schedule-recurrence` says was fastest. A key says what was measured, on which device, and with which versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from attn_engine.errors import TuneFileError
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.passes.attn_schedule_recurrence import LARGEST_KEY, WARPGROUP_ROWS
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, compiled_for
+from attn_engine.runtime.tune import seconds_of, tune_key
+
+Change = dict[str, int | bool]
+STEPS: tuple[tuple[Change, ...], ...] = (
+    (
+        {"pieces": 1, "chained": False},
+        {"pieces": 2, "chained": True},
+        {"pieces": 8, "chained": False},
+        {"pieces": 32, "chained": False},
+    ),
+    ({"turned": True},),
+    ({"value_block": 32}, {"value_block": 128}),
+    ({"num_stages": 1}, {"num_stages": 3}),
+    ({"num_warps": 8},),
+)
+"""What is tried, one after the other, with the best of what came before."""
+CPU_STEPS: tuple[tuple[Change, ...], ...] = (({"chunk": 32}, {"chunk": 128}),)
+
+
+@dataclass(frozen=True)
+class RecurrenceTuner:
+    """Finds forms: in its file, or with `measure` by trying some, else the default."""
+
+    file: str = ""
+    measure: bool = True
+
+    def best(self, request: Request, run: Callable[[Request], object], device: torch.device) -> Request:
+        """`run` makes a call in the form of a request."""
+        key = tune_key("recurrence", Target(request.backend, ""), request, device)
+        known = read_file(self.file) if self.file else {}
+        if key in known:
+            return _changed(request, known[key])
+        if not self.measure:
+            return request
+        found = search(request, lambda r: seconds_of(lambda: run(r), device))
+        if self.file:
+            write_file(self.file, key, {} if found == request else vars(found.schedule))
+        return found
+
+
+def _changed(request: Request, change: Change) -> Request:
+    """With another schedule no place decides."""
+    if not change:
+        return request
+    values: Any = change
+    return replace(request, schedule=replace(request.schedule, **values), place=None)
+
+
+def search(start: Request, measure: Callable[[Request], float]) -> Request:
+    """The fastest request, option after option; what cannot be built is passed over."""
+    best, best_time = start, measure(start)
+    for step in CPU_STEPS if start.backend == "cpu" else STEPS:
+        for candidate in [_changed(best, change) for change in step]:
+            if (candidate.schedule == best.schedule and candidate.place == best.place) or not _allowed(
+                start, candidate
+            ):
+                continue
+            try:
+                seconds = measure(candidate)
+            except Exception:  # a form that a kind has not, or a compiler that refuses: then this is no candidate
+                continue
+            if seconds < best_time:
+                best, best_time = candidate, seconds
+    return best
+
+
+def _allowed(start: Request, candidate: Request) -> bool:
+    """Not what a place rules out for its device: chains, and narrow tiles that its assembler gets wrong."""
+    place, kind, schedule = start.place, start.kind, candidate.schedule
+    if place is None:
+        return True
+    if schedule.chained and not place.chains:
+        return False
+    narrow = schedule.value_block < WARPGROUP_ROWS and kind.beta
+    return not (place.careful and (narrow or max(kind.key, kind.value) > LARGEST_KEY))
+
+
+# --- which tuner a call has ----------------------------------------------------------------------------
+
+_ACTIVE: ContextVar[RecurrenceTuner | None] = ContextVar("recurrence_tuner", default=None)
+_OF_KIND: dict[Kind, RecurrenceTuner] = {}
+_FOUND: dict[tuple[RecurrenceTuner, Request, bool], Request] = {}
+
+
+@contextmanager
+def tuning(tuner: RecurrenceTuner | None) -> Generator[None]:
+    """Recurrences that are called inside, and their gradients later, in whatever thread, have a tuner."""
+    token = _ACTIVE.set(tuner)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def tuned(
+    compiled: Compiled, run: Callable[[Compiled], object], device: torch.device, backward: bool = False
+) -> Compiled:
+    """The same compilation, or a faster one; `run` makes the call that is waited for."""
+    kind = replace(compiled.request.kind, final=False, mods=None)
+    active = _ACTIVE.get()
+    if active is not None:
+        _OF_KIND[kind] = active
+    tuner = _OF_KIND.get(kind)
+    if tuner is None or compiled.request.schedule.chunk == 1:
+        return compiled
+    key = (tuner, compiled.request, backward)
+    if key not in _FOUND:
+        _FOUND[key] = tuner.best(compiled.request, lambda request: run(compiled_for(request)), device)
+    return compiled_for(_FOUND[key])
+
+
+# --- the file ------------------------------------------------------------------------------------------
+
+
+def read_file(file: str) -> dict[str, Change]:
+    """What was measured before; nothing where there is no file."""
+    try:
+        found = json.loads(Path(file).read_text())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise TuneFileError(file, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise TuneFileError(file, f"is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TuneFileError(file, "holds no object of forms")
+    entries = cast("dict[str, Any]", found)
+    for key, change in entries.items():
+        if not isinstance(change, dict) or set(cast("dict[str, Any]", change)) - set(vars(Schedule())):
+            raise TuneFileError(file, f"has no form of a recurrence at '{key}'")
+    return entries
+
+
+def write_file(file: str, key: str, change: Change) -> None:
+    """Adds an entry; what others wrote meanwhile stays."""
+    entries, path = read_file(file) | {key: change}, Path(file)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+        scratch.replace(path)
+    except OSError as error:
+        raise TuneFileError(file, f"cannot be written: {error.strerror}") from error
