@@ -82,7 +82,7 @@ class _Pipeline:
         self.tables = {_key(load): self._ring("table", load, self.table_stages) for load in tables_of(block, step)}
         self.loop, (count, tiles) = extend_while(self.loop, [self.zero, self.zero], ["count", "tiles_done"])
         block = self.loop.after_region.block
-        self._load_query(q, tiles, self._in_registers(q, step))
+        self._load_query(q, tiles, self._in_registers(q, step, store))
         self._store_output(store)
         count = self._steps(block, count)
         if self.slot is not None:
@@ -106,14 +106,19 @@ class _Pipeline:
         described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(source), [*lead, *shape]))
         return self.signature.add(described.result, f"{name}_copies")
 
-    def _in_registers(self, load: tile.LoadOp, step: Step) -> bool:
-        """Whether queries stay in registers: they must where they are modified, and do where all blocks fit."""
+    def _in_registers(self, load: tile.LoadOp, step: Step, store: tile.StoreOp) -> bool:
+        """Whether queries stay in registers: they must where they are modified, and do where all blocks fit.
+
+        Where the rings leave no room for a slot of the output, it leaves through that of the queries, which then stay there.
+        """
         if any(not isinstance(use.operation, tile.DotOp) for use in load.result.uses):
             return True
         (keys, channels), (_, columns) = tile.shape_of(step.k.result), tile.shape_of(step.v.result)
         if self.tables:
             return False
         fits = AsyncSchedule.fits(self.warps // _WARPS, keys, channels, columns)
+        output = BufferType(tile.shape_of(store.value), tile.element_of(store.value))
+        fits = fits and self._ring_bytes() + output.byte_size <= self.shared_bytes
         return fits if self.queries is None else self.queries == "registers"
 
     def _load_query(self, load: tile.LoadOp, tiles: SSAValue, in_registers: bool) -> None:

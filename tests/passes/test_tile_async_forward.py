@@ -261,3 +261,14 @@ def test_shared_memory_is_a_reason():
     module = made.scheduled(SCHEDULE.index("tile-pipeline"))
     with pytest.raises(AsyncUnsupportedError, match="shared memory"):
         driver.run_passes(module, ("tile-pipeline{stages=64 shared_bytes=100000}",))
+
+
+def test_the_output_leaves_through_the_queries_where_room_is_short():
+    """12 KiB for queries, keys and values in two stages; 16 KiB with a slot of its own for the output."""
+    made, operands = compiled("causal"), inputs((1, 2, 1), (300, 129))
+    module = made.value.clone()
+    pipeline = "tile-pipeline{shared_bytes=13000}"
+    driver.run_passes(module, (*PREPARE, *(pipeline if s == "tile-pipeline" else s for s in SCHEDULE)))
+    assert "tile.read" not in str(module) and str(module).count("= tile.ring : !tile.buffer<2x64x16x") == 3
+    o, *_ = run(module, made, operands, seed=0)
+    torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
