@@ -9,7 +9,7 @@ strides in 64 bits. The grid is one axis, from which a program decodes its place
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, f32
@@ -23,7 +23,9 @@ from attn_engine.backends.tilelang.emit_copy import COPY_RULES
 from attn_engine.backends.tilelang.emit_overlap import (
     PLACE,
     PRODUCT,
+    START,
     name_statements,
+    named,
     print_facts,
     print_schedule,
     print_wait,
@@ -119,7 +121,7 @@ def _print_block(printer: KernelPrinter, block: Block) -> None:
 
 def _print_ops(printer: KernelPrinter, ops: Iterable[Operation]) -> None:
     for name, row in statements(printer, ops):
-        with printer.writer.block(f'with T.ws_op("{name}"):') if name else nullcontext():
+        with named(printer, name):
             for op in row:
                 _print_op(printer, op)
 
@@ -147,7 +149,10 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     loop = f"T.Pipelined({', '.join([trips, depth, *printer.mark(op)])})" if stages > 1 else f"T.serial({trips})"
     printer.trip = printer.names.fresh("trip")
     with printer.writer.block(f"for {printer.trip} in {loop}:"):
-        printer.writer.line(f"{printer.text(op.body.block.args[0])} = {lower} + {printer.trip} * {step}")
+        place = op.body.block.args[0]
+        with named(printer, START if printer.mark(op) else None):
+            text = print_kept(printer, printer.text(place), f"{lower} + {printer.trip} * {step}")
+        printer.names.bind(place, text)
         printer.copies_ahead = stages > 1
         _print_block(printer, op.body.block)
         printer.copies_ahead = False
@@ -293,6 +298,9 @@ def _print_parameters(printer: KernelPrinter) -> None:
         if argument not in printer.sizes:
             printer.writer.line(f"{name}: T.{types.dtype(argument.type)},")
             continue
+        if not printer.strides[argument]:
+            printer.writer.line(f"{name}: T.Tensor((1,), {quoted_dtype(argument.type)}),")
+            continue
         *outer, last = printer.strides[argument]
         strides = tuple_text([*outer, f"1 if {printer.unit[argument]} else {last}"])
         shape = tuple_text(printer.sizes[argument])
@@ -307,7 +315,7 @@ def _print_program(printer: KernelPrinter) -> None:
     with printer.writer.block(f"with T.Kernel({' * '.join(printer.grid)}, threads={threads}) as {linear}:"):
         rest = f"T.truncdiv({linear}, {size})"  # rounding down, which differs only below 0, takes TVM twice as long
         place = f"T.truncmod({linear}, {size})", f"T.truncmod({rest}, {next_size})", f"T.truncdiv({rest}, {next_size})"
-        with printer.writer.block(f'with T.ws_op("{PLACE}"):') if printer.ids else nullcontext():
+        with named(printer, PLACE if printer.ids else None):
             for axis, value in enumerate(place):
                 printer.program[axis] = print_kept(printer, printer.program[axis], value)
         _print_registers(printer)
@@ -367,8 +375,9 @@ def _print_launch(printers: dict[str, KernelPrinter]):
             if argument not in printer.sizes:
                 texts.append(text)
                 continue
-            facts.append(f"_is_plain({text})")
-            texts.append(_passed(printer, text, argument, arguments))
+            has_axes = bool(printer.sizes[argument])
+            facts.append(f"_is_plain({text})" if has_axes else "True")
+            texts.append(_passed(printer, text, argument, arguments) if has_axes else f"{text}.reshape(1)")
         writer.line(f"_built({', '.join(facts)})({', '.join([*texts, *grid])})")
 
     return launch

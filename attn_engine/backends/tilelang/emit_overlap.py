@@ -6,6 +6,7 @@ A statement is named by an id; what TileLang makes of the schedule are barriers,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from xdsl.dialects import arith, scf
 from xdsl.ir import Block, Operation, SSAValue
@@ -19,8 +20,8 @@ from attn_engine.dialects.tile_buffer_pending import LATE, WaitProductsOp
 
 PRODUCT = "product"
 """The function of pending products: TileLang's asynchronous one, or its usual one where there is no schedule."""
-PLACE = "place"
-"""The statement that tells a program its place in the grid."""
+PLACE, START = "place", "start"
+"""The statements that tell a program its place in the grid, and an iteration where its block starts."""
 _WARP, _COPYING_WARPS = 32, 4
 _SILENT = (arith.ConstantOp, BufferAllocOp, tile.ProgramIdOp, tile.DimOp, tile.EndOp, scf.YieldOp)
 
@@ -28,6 +29,11 @@ _SILENT = (arith.ConstantOp, BufferAllocOp, tile.ProgramIdOp, tile.DimOp, tile.E
 def is_scalar(op: Operation) -> bool:
     """Whether an op computes a number, at the level of a kernel or a loop; nothing is printed for a constant."""
     return isinstance(op, tile.GatherOp) or (op.name.startswith("arith.") and not isinstance(op, arith.ConstantOp))
+
+
+def named(printer: KernelPrinter, name: str | None) -> AbstractContextManager[None]:
+    """Around lines that are the statement of that name, if any."""
+    return printer.writer.block(f'with T.ws_op("{name}"):') if name else nullcontext()
 
 
 def statements(printer: KernelPrinter, ops: Iterable[Operation]) -> Iterator[tuple[str | None, list[Operation]]]:
@@ -55,8 +61,14 @@ def name_statements(kernel: tile.KernelOp) -> dict[Operation, str]:
             if not is_scalar(op) or shared is None:
                 shared = f"{op.name.rsplit('.', 1)[-1] if not is_scalar(op) else 'numbers'}_{len(ids)}"
             ids[op] = shared
+            ids.update(dict.fromkeys(_guarded(op), shared))
             shared = shared if is_scalar(op) else None
     return ids
+
+
+def _guarded(op: Operation) -> list[Operation]:
+    """What stands in a branch, which is one statement."""
+    return [o for o in op.true_region.block.ops if not isinstance(o, _SILENT)] if isinstance(op, scf.IfOp) else []
 
 
 def _blocks(kernel: tile.KernelOp) -> list[Block]:
@@ -131,7 +143,7 @@ class _Roles:
                     yield from (_sync("consumer_release", ring) for ring in self._rings_of(self.copies, block))
 
     def _place(self, block: Block) -> list[str]:
-        return [f'"{PLACE}"'] if block is self.kernel.body.block else []
+        return [f'"{PLACE}"' if block is self.kernel.body.block else f'"{START}"']
 
     def _first_id(self, op: Operation) -> str:
         return f'"{self.printer.ids[op]}_first"'

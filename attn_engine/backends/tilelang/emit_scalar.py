@@ -15,7 +15,7 @@ from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
-MAP_LIMIT, KERNEL_LIMIT, SCHEDULED_LIMIT = 32, 8, 2
+MAP_LIMIT, KERNEL_LIMIT = 32, 8
 """How many operations the expression behind a name may have, in a map and outside. TVM replaces names by
 expressions: without a limit they double with every second use, and its proofs about indices take minutes."""
 
@@ -44,12 +44,17 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
     value = spelling.format(*printer.texts(op.operands), **names)
     uses = [spelling.count(f"{{{n}}}") * _weight(printer, operand) for n, operand in enumerate(op.operands)]
     weight = 1 + sum(uses)
-    limit = MAP_LIMIT if printer.indices else SCHEDULED_LIMIT if printer.ids else KERNEL_LIMIT
-    if weight > limit and (printer.indices or not printer.copies_ahead):
+    limit = MAP_LIMIT if printer.indices else KERNEL_LIMIT
+    if _outlives(printer) or (weight > limit and (printer.indices or not printer.copies_ahead)):
         _keep(printer, op, value)
         return
     printer.weights[op.results[0]] = weight
     printer.assign(op, value)
+
+
+def _outlives(printer: KernelPrinter) -> bool:
+    """Whether a number is read in other statements than its own: only what is kept is seen there."""
+    return bool(printer.ids) and not printer.indices
 
 
 def _weight(printer: KernelPrinter, value: SSAValue) -> int:
@@ -61,7 +66,7 @@ def _keep(printer: KernelPrinter, op: Operation, value: str) -> None:
     name = printer.names.fresh(f"{op.results[0].name_hint or 'v'}_kept")
     printer.writer.line(f"{name} = T.alloc_local((1,), {quoted_dtype(op.results[0].type)})")
     printer.writer.line(f"{name}[0] = {value}")
-    if printer.ids and not printer.indices:
+    if _outlives(printer):
         printer.names.bind(op.results[0], f"{name}[0]")
     else:
         printer.assign(op, f"{name}[0]")
@@ -79,7 +84,8 @@ def print_kept(printer: KernelPrinter, name: str, value: str) -> str:
 
 def _scalar(printer: KernelPrinter, op: Operation) -> None:
     table = types.BOOL_OPS if op.results[0].type == i1 and type(op) in types.BOOL_OPS else types.SCALAR_OPS
-    _spell(printer, op, table[type(op)])
+    is_choice = isinstance(op, arith.SelectOp) and bool(printer.ids)
+    _spell(printer, op, types.CHOICE if is_choice else table[type(op)])
 
 
 def _from_integer(printer: KernelPrinter, op: Operation) -> None:
@@ -107,7 +113,10 @@ def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
     read = element(printer.text(op.source), printer.texts(op.indices))
     if op.guard is not None:
         read = f"T.if_then_else({printer.text(op.guard)}, {read}, T.cast(0, {quoted_dtype(op.source.type)}))"
-    printer.assign(op, read)
+    if _outlives(printer):
+        _keep(printer, op, read)
+    else:
+        printer.assign(op, read)
 
 
 SCALAR_RULES: dict[type[Operation], Callable[..., None]] = {

@@ -14,6 +14,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.arch import get_arch
 from attn_engine.backends.tilelang.copies import BLOCK, BULK, REGISTERS
+from attn_engine.backends.tilelang.guard import guard_masks
 from attn_engine.backends.tilelang.printer import integer_attribute
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_memory as memory
@@ -261,6 +262,7 @@ def _overlap(form: Form) -> None:
         if isinstance(op, memory.CopyInOp) and not is_fragment(op.target):
             op.attributes[BULK] = UnitAttr()
     _store_through_shared(form)
+    guard_masks(form.body)
     threads = integer_attribute(form.kernel, "threads", GROUP)
     form.kernel.attributes[REGISTERS] = tile.ints(SHARES[threads])
     form.kernel.attributes[OVERLAP] = UnitAttr()
@@ -296,7 +298,8 @@ class TilelangOverlapPass(ModulePass):
     } {stages = 2, once}
     tile.wait_products 0
     ```
-    in kernels of this form whose tiles are all copied as blocks. They get `overlap`, and their copies are `bulk`.
+    in kernels of this form whose tiles are all copied as blocks. They get `overlap`, and their copies are `bulk`. Masks
+    move to a branch that whole blocks skip.
     """
 
     name = "tilelang-overlap"

@@ -106,8 +106,8 @@ def tuple_text(items: Sequence[str]) -> str:
 
 
 def element(text: str, indices: Sequence[str]) -> str:
-    """One element of a buffer or tensor."""
-    return f"{text}[{', '.join(indices)}]"
+    """One element of a buffer or tensor; a tensor without axes is passed as one with a single position."""
+    return f"{text}[{', '.join(indices) or '0'}]"
 
 
 def buffer_shape(value: SSAValue) -> tuple[int, ...]:

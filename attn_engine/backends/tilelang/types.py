@@ -82,6 +82,9 @@ SCALAR_OPS: dict[type[Operation], str] = {
     math.FmaOp: "{0} * {1} + {2}",
 }
 
+CHOICE = "T.if_then_else({0}, {1}, {2})"
+"""A select where numbers are kept in memory: TVM cannot simplify comparisons of vectors of these."""
+
 # A signed i1 that is true is -1; to i1, only the lowest bit counts.
 FROM_BOOL: dict[type[Operation], str] = {
     arith.ExtSIOp: "T.Select({0}, T.cast(-1, {type}), T.cast(0, {type}))",

@@ -86,3 +86,52 @@ tile.kernel @needed(%q: !tile.global<2 x f16>, %k: !tile.global<2 x f16>, %v: !t
   tile.copy_out %acc, %o[%c0, %c0] dims [0, 1] : !tile.buffer<64x64xf32, register>, !tile.global<2 x f32>
   tile.end
 }
+
+// A mask is evaluated in blocks that may have hidden elements only: where the last key is behind the first query.
+// CHECK-LABEL: tile.kernel @masked(
+tile.kernel @masked(%q: !tile.global<2 x f16>, %k: !tile.global<2 x f16>, %v: !tile.global<2 x f16>, %o: !tile.global<2 x f32>, %n: i32, %q0: i32)
+    attributes {threads = 128 : i64} {
+  %qs = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %ks = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %vs = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %s = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %p = tile.buffer_alloc : !tile.buffer<64x64xf16, register>
+  %acc = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %c0 = arith.constant 0 : i32
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  tile.copy_in %q[%c0, %c0] dims [0, 1] into %qs : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+  tile.buffer_fill %acc, %zero : !tile.buffer<64x64xf32, register>, f32
+  scf.for %i = %c0 to %n step %c64 : i32 {
+    tile.copy_in %k[%i, %c0] dims [0, 1] bounded [0] limits(%n) into %ks : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+    tile.buffer_fill %s, %zero : !tile.buffer<64x64xf32, register>, f32
+    tile.gemm %qs, %ks, %s transpose_b ieee split rows : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf32, register>
+    // CHECK: tile.buffer_map (%s, %i, %q0) {{.*}} into (%[[W:[^)]*]]) : {{.*}} into (!tile.buffer<64x64xf32, register>) {
+    // CHECK: math.exp2
+    // CHECK-NEXT: tile.yield
+    // CHECK: %[[KEY:.*]] = arith.addi %i, %{{.*}} : i32
+    // CHECK: %[[QUERY:.*]] = arith.addi %q0, %{{.*}} : i32
+    // CHECK: %[[WHOLE:.*]] = arith.cmpi sle, %[[KEY]], %[[QUERY]] : i32
+    // CHECK: arith.xori %[[WHOLE]]
+    // CHECK: scf.if
+    // CHECK-NEXT: tile.buffer_map (%[[W]], {{.*}} into (%[[W]])
+    // CHECK: arith.select
+    tile.buffer_map (%s, %i, %q0) axes [[0, 1], [], []] into (%p) : (!tile.buffer<64x64xf32, register>, i32, i32) into (!tile.buffer<64x64xf16, register>) {
+    ^bb0(%x: f32, %start: i32, %first: i32):
+      %e = math.exp2 %x : f32
+      %j = tile.index 1
+      %kv = arith.addi %start, %j : i32
+      %r = tile.index 0
+      %qi = arith.addi %first, %r : i32
+      %visible = arith.cmpi sle, %kv, %qi : i32
+      %none = arith.constant 0.0 : f32
+      %w = arith.select %visible, %e, %none : f32
+      %h = arith.truncf %w : f32 to f16
+      tile.yield %h : f16
+    }
+    tile.copy_in %v[%i, %c0] dims [0, 1] bounded [0] limits(%n) into %vs : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+    tile.gemm %p, %vs, %acc ieee split rows : !tile.buffer<64x64xf16, register>, !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf32, register>
+  } {stages = 2 : i64}
+  tile.copy_out %acc, %o[%c0, %c0] dims [0, 1] : !tile.buffer<64x64xf32, register>, !tile.global<2 x f32>
+  tile.end
+}
