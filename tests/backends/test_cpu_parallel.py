@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
+import time
 
 import pytest
 import torch
@@ -108,3 +110,31 @@ def test_a_forked_process_has_threads_of_its_own():
     child.start()
     assert queue.get(timeout=60) == pytest.approx(expected)
     child.join(timeout=60)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(parallel._pause() is None, reason="torch's OpenMP is not to be found, or cannot pause")
+def test_threads_of_torch_do_not_spin_beside_ours():
+    """Those that spin after an operation end before a long launch, and are there again at the next operation."""
+    x = torch.randn(1 << 20)
+    wanted = x.exp()
+    before = _threads()
+    parallel.dismiss_threads()
+    deadline = time.monotonic() + 5
+    while _threads() >= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _threads() < before
+    assert torch.equal(x.exp(), wanted)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("positions", "dismissed"), [(1024, True), (64, False)])
+def test_only_long_launches_dismiss_threads(positions: int, dismissed: bool, monkeypatch: pytest.MonkeyPatch):
+    calls: list[None] = []
+    monkeypatch.setattr(support, "dismiss_threads", lambda: calls.append(None))
+    q, k, v = (torch.randn(1, 8, positions, 16) for _ in range(3))
+    attn_engine.attention(q, k, v)
+    assert bool(calls) == dismissed

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import attn_engine
 from attn_engine import library
-from attn_engine.backends.cpu import support
+from attn_engine.backends.cpu import parallel, support
 from attn_engine.backends.triton.interpret import interpreter
 from attn_engine.errors import NondeterministicError
 from attn_engine.flex import flex_attention
@@ -29,14 +29,14 @@ SIZES = {"b": 3, "h": 2, "hkv": 1, "sq": 18, "skv": 33, "d": 16}
 @contextmanager
 def shuffled_batches(seed: int) -> Iterator[None]:
     """The cpu backend takes the programs of a launch in another order."""
-    batches, rng = support._batches, random.Random(seed)
+    batches, rng = support.batches_of, random.Random(seed)
 
-    def shuffled(grid: Any) -> Any:
-        found = batches(grid)
+    def shuffled(grid: Any, workers: int) -> Any:
+        found = batches(grid, workers)
         rng.shuffle(found)
         return found
 
-    with mock.patch.object(support, "_batches", shuffled), mock.patch.object(support, "BATCH", 2):
+    with mock.patch.object(support, "batches_of", shuffled), mock.patch.object(parallel, "BATCHES", (2,)):
         yield
 
 

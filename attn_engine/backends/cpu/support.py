@@ -14,13 +14,9 @@ from math import copysign
 import torch
 from torch import Tensor
 
-from attn_engine.backends.cpu.parallel import run, workers_for
+from attn_engine.backends.cpu.parallel import LONG, batches_of, dismiss_threads, run, workers_for
 
 Scalar = Tensor | int | float | bool
-
-BATCH = 4
-"""Programs in a batch: temporaries of one block of each should stay in the cache."""
-
 
 MOST_VIEWS = 64
 """Views of memory that a batch keeps; each costs little, but each position on axis 0 may bring new ones."""
@@ -158,7 +154,8 @@ def launch(
     in_order: bool = False,
 ) -> None:
     """Runs every program of a grid in batches, on several threads unless the order of the batches matters."""
-    batches = _batches(grid)
+    programs = grid[0] * grid[1] * grid[2]
+    batches = batches_of(grid, 1 if in_order else workers_for(programs))
     workers = 1 if in_order else workers_for(len(batches))
     left = iter(batches)
 
@@ -173,21 +170,10 @@ def launch(
 
     if workers == 1:
         work()
-    else:
-        run(work, workers)
-
-
-def _batches(grid: Sequence[int]) -> list[tuple[int, range, range]]:
-    """Positions on axis 0, and ranges of them on axes 1 and 2."""
-    blocks, heads, batches = grid
-    ys = min(heads, BATCH)
-    zs = max(1, BATCH // ys)
-    return [
-        (block, range(y, min(y + ys, heads)), range(z, min(z + zs, batches)))
-        for z in range(0, batches, zs)
-        for y in range(0, heads, ys)
-        for block in range(blocks)
-    ]
+        return
+    if sum(x.numel() for x in arguments if isinstance(x, Tensor)) >= LONG:
+        dismiss_threads()
+    run(work, workers)
 
 
 # --- values ------------------------------------------------------------------------------------
