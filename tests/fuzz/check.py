@@ -15,12 +15,12 @@ import attn_engine
 from attn_engine.frontend import Definition, build
 from attn_engine.frontend.build import Traced
 from attn_engine.interpreters.attn import run_attention
-from attn_engine.runtime import driver
+from attn_engine.runtime import driver, op
 from tests.fuzz.expressions import CAPTURES
 from tests.fuzz.grammar import Case
 from tests.support.compare import leaf, randn, run
 from tests.support.eager import eager_attention
-from tests.support.engines import ALL, SMALL, blocks, poisoned_memory
+from tests.support.engines import ALL, ORACLE, SMALL, blocks, poisoned_memory
 
 Results = dict[str, Tensor]
 SCALE = 0.4
@@ -129,12 +129,22 @@ def engine(backend: str, case: Case, tensors: Sequence[Tensor], captures: dict[s
     tensors = [leaf(t.to(device)) for t in tensors]
     captures = {n: leaf(c.to(device)) for n, c in captures.items()}
     cotangents = [t.to(device) for t in cotangents_of(case)]
-    with poisoned_memory(), blocks(replace(SMALL, parts=case.parts)):
+    with poisoned_memory(), blocks(replace(SMALL, parts=case.parts)), exact_rows(backend):
         attend = attn_engine.compile(**function_of(case)(**captures), backend=backend)
         found = run(
             lambda q, k, v: attend(q, k, v, scale=SCALE, return_lse=case.has_lse), tensors, captures, *cotangents
         )
     return {name: value.cpu() for name, value in found.items()}
+
+
+@contextmanager
+def exact_rows(backend: str) -> Iterator[None]:
+    """Where kernels compute in float64, what the forward pass keeps of a row is float64 too: a minimum stays a score."""
+    if backend != ORACLE:
+        yield
+        return
+    with mock.patch.object(op, "_row", lambda q: q.new_empty(q.shape[:3], dtype=torch.float64)):
+        yield
 
 
 def difference(got: Results, want: Results) -> tuple[float, str]:

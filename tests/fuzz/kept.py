@@ -36,6 +36,28 @@ def make(temperature, per_key):
     return {"score_mod": score_mod, "row": row}
 """,
     ),
+    # A step at the minimum of the row, which other kernels compute of scores that they round in their own way.
+    "a step at the minimum": (
+        {"b": 1, "h": 2, "hkv": 1, "sq": 17, "skv": 33, "d": 16, "dv": 8},
+        """
+def make():
+    def row(s, b, h, q):
+        return torch.where(s > s.amin(), torch.tanh(s), 3.0)
+
+    return {"row": row}
+""",
+    ),
+    # An output without a part in the scores.
+    "a score of positions": (
+        SIZES,
+        """
+def make():
+    def score_mod(s, b, h, q, kv):
+        return ((q - kv) % 7) * 0.23
+
+    return {"score_mod": score_mod}
+""",
+    ),
     # Triton's interpreter could not tell whether a constant is a NaN.
     "unordered comparison with a constant": (
         SIZES,

@@ -20,7 +20,7 @@ RUNS = 20
 
 def captures() -> dict[str, Tensor]:
     shapes = {"table": (8, 32), "slopes": (8,), "gain": (), "bias": (1024, 1024)}
-    return {name: torch.randn(*shape, device="cuda").mul(0.1).requires_grad_() for name, shape in shapes.items()}
+    return {name: torch.randn(shape, device="cuda").mul(0.1).requires_grad_() for name, shape in shapes.items()}
 
 
 def definition(name: str, read: dict[str, Tensor]) -> dict[str, Callable[..., Any]]:

@@ -57,10 +57,12 @@ def run(
     """o, lse (unless `attend` gives o alone) and the gradients of sum(o * d_o) + sum(lse * d_lse)."""
     results = attend(*tensors)
     results = results if isinstance(results, tuple) else (results,)
+    # An output that depends on none of the tensors has no gradient.
+    trained = [(r, d.to(r.dtype)) for r, d in zip(results, (d_o, d_lse), strict=False) if r.requires_grad]
     named = {"q": tensors[0], "k": tensors[1], "v": tensors[2]} | dict(captures)
     wanted = {name: t for name, t in named.items() if t.requires_grad}
-    cotangents = [d.to(r.dtype) for d, r in zip((d_o, d_lse), results, strict=False)]
-    grads = torch.autograd.grad(results, list(wanted.values()), cotangents, allow_unused=True) if wanted else []
+    outputs, cotangents = [r for r, _ in trained], [d for _, d in trained]
+    grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, allow_unused=True) if wanted else []
     found = dict(zip(("o", "lse"), (r.detach() for r in results), strict=False))
     for (name, tensor), gradient in zip(wanted.items(), grads, strict=True):
         found[f"d{name}"] = torch.zeros_like(tensor) if gradient is None else gradient

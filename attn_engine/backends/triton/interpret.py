@@ -59,10 +59,11 @@ def _rebound(plan: Any, namespace: dict[str, Any]) -> Plan:
 
 
 class _amended:
-    """The interpreter with other folds and another splat.
+    """The interpreter with other folds, another splat and other bounds of loops.
 
     It folds element by element; these folds take whole slices, in the same function. It takes what a comparison of
-    two numbers gives for a number of their type.
+    two numbers gives for a number of their type. Its numbers are arrays of one element, which newer versions of numpy
+    do not take for integers.
     """
 
     def __enter__(self) -> None:
@@ -71,10 +72,25 @@ class _amended:
         interpreter.ScanOps.generic_scan = _scan
         self.splat = interpreter.InterpreterBuilder.create_splat
         interpreter.InterpreterBuilder.create_splat = _splat_with(self.splat)
+        self.patch = interpreter._patch_lang_tensor
+        interpreter._patch_lang_tensor = _patch_with(self.patch)
 
     def __exit__(self, *_: object) -> None:
         interpreter.ReduceOps.generic_reduce, interpreter.ScanOps.generic_scan = self.saved
         interpreter.InterpreterBuilder.create_splat = self.splat
+        interpreter._patch_lang_tensor = self.patch
+
+
+def _index(value: Any) -> int:
+    return int(value.handle.data.item())
+
+
+def _patch_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", _index)
+
+    return patch
 
 
 def _splat_with(original: Callable[..., Any]) -> Callable[..., Any]:
