@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -38,3 +40,22 @@ def test_a_chunk_divides_the_tokens_between_states():
     kind = Kind(torch.float32, 16, 16, "token")
     with pytest.raises(RecurrenceFormError, match="segments of 256 tokens has no chunk=48 form"):
         source_of(Request(kind, "triton", Schedule(chunk=48)), ("q", "k", "v", "decay"))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_segments_of_packed_sequences(channels):
+    """Each sequence has its own, the last of which ends with it."""
+    bounds = [0, 300, 300, 812, 1069, 1070]
+    x = {n: t.detach() for n, t in inputs(1075, batch=1, heads=2, shared=1, sequences=5).items()}
+    if channels:
+        x["decay"] = x["decay"][..., None] * torch.rand(16, generator=torch.Generator().manual_seed(4))
+    packed = {n: t.clone().requires_grad_() for n, t in x.items()}
+    o, states = attn_engine.recurrence(**packed, cu_seqlens=torch.tensor(bounds), output_final_state=True)
+    (o.square().sum() + states.square().sum()).backward()
+    for n, (lo, hi) in enumerate(pairwise(bounds)):
+        cut = {name: t[n : n + 1] if name == "initial_state" else t[:, lo:hi] for name, t in x.items()}
+        alone = {name: t.clone().requires_grad_() for name, t in cut.items()}
+        o, state = attn_engine.recurrence(**alone, output_final_state=True)
+        (o.square().sum() + state.square().sum()).backward()
+        torch.testing.assert_close(packed["decay"].grad[:, lo:hi], alone["decay"].grad, rtol=1e-4, atol=1e-3)
+    assert not packed["decay"].grad[:, 1070:].any()
