@@ -21,7 +21,8 @@ from attn_engine.passes.hopper.steps import signatures
 
 _ELEMENTS = (bf16, f16, f32)
 _MATRIX_RANK = 2
-_SLT, _SGT = 2, 4
+_BELOW, _ABOVE = (2, 6), (4, 8)
+"""Predicates of `arith.cmpi`, signed and unsigned."""
 
 
 def origin(value: SSAValue) -> SSAValue:
@@ -59,6 +60,8 @@ class _Table:
     signature: Signature
     inside: tile.MapOp
     gather: tile.GatherOp
+    turned: bool
+    """Whether what the kernel does with it can read it turned."""
 
     def load(self) -> bool:
         """Puts a load of the whole tile in front of the map, in place of the gather; whether that could be done."""
@@ -79,7 +82,7 @@ class _Table:
         """Along which axes of the scores the table's rows and columns run; None if it is not one each."""
         *_, row, column = self.gather.indices
         found = [axis for index in (row, column) for axis in self._axes_of(index)]
-        return found if sorted(found) == [0, 1] else None
+        return found if found == [0, 1] or (self.turned and found == [1, 0]) else None
 
     def _axes_of(self, index: SSAValue) -> tuple[int, ...]:
         """Of the map, on which an index depends directly."""
@@ -93,9 +96,9 @@ class _Table:
         return guard is None or all(self._is_bound(leaf.owner, origins) for leaf in _leaves(guard))
 
     def _is_bound(self, leaf: Operation | Block, origins: list[SSAValue]) -> bool:
-        if not isinstance(leaf, arith.CmpiOp) or leaf.predicate.value.data not in (_SLT, _SGT):
+        if not isinstance(leaf, arith.CmpiOp) or leaf.predicate.value.data not in (*_BELOW, *_ABOVE):
             return False
-        index, limit = (leaf.lhs, leaf.rhs) if leaf.predicate.value.data == _SLT else (leaf.rhs, leaf.lhs)
+        index, limit = (leaf.lhs, leaf.rhs) if leaf.predicate.value.data in _BELOW else (leaf.rhs, leaf.lhs)
         return origin(index) in origins and self._is_size(origin(limit))
 
     def _is_size(self, value: SSAValue) -> bool:
@@ -158,21 +161,21 @@ def _erase_unused(block: Block) -> None:
             Rewriter.erase_op(op)
 
 
-def _tables(signature: Signature) -> Iterator[_Table]:
+def _tables(signature: Signature, turned: bool) -> Iterator[_Table]:
     for inside in list(maps_of(signature.kernel)):
         for op in list(inside.body.block.ops):
             wide = isinstance(op, tile.GatherOp) and len(op.indices) >= _MATRIX_RANK
             if isinstance(op, tile.GatherOp) and wide and op.result.type in _ELEMENTS:
                 current = op.parent_op()
                 if isinstance(current, tile.MapOp):
-                    yield _Table(signature, current, op)
+                    yield _Table(signature, current, op, turned)
 
 
 @dataclass(frozen=True)
 class TileLoadTablesPass(ModulePass):
     """Turns gathers of a captured table at [.., query, key] into loads of a block of it, which copies can bring.
 
-    Where queries are the columns of the scores, the block is turned. The gather's guard may only say what is in range: what a load leaves out is 0 as well, or belongs to scores that do not
+    In gradients, where queries may be the columns of the scores, the block is turned. The gather's guard may only say what is in range: what a load leaves out is 0 as well, or belongs to scores that do not
     count. A table that is indexed in any other way keeps its gathers.
 
     ```
@@ -196,6 +199,7 @@ class TileLoadTablesPass(ModulePass):
         plan = find_plan(op, self.plan)
         if plan is None:
             raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        for signature in [signature_of(op, plan)] if self.plan == "forward" else signatures(op, self.plan):
-            for table in _tables(signature):
+        forward = self.plan == "forward"
+        for signature in [signature_of(op, plan)] if forward else signatures(op, self.plan):
+            for table in _tables(signature, turned=not forward):
                 table.load()

@@ -249,13 +249,19 @@ class Program:
             return index, None if end is None else self.below(index, end)
         if index in self._direct:
             return index, self.add(arith.CmpiOp(index, limit, "slt"), "inside")
-        zero = self.add(arith.ConstantOp.from_int_and_width(0, 64), "zero")
+        narrow, size = _extended(index), _extended(limit)
+        if narrow is None or size is None:
+            return self._wrapped(index, limit, 64)
+        place, inside = self._wrapped(narrow, size, 32)
+        return self.add(arith.ExtSIOp(place, i64), "place"), inside
+
+    def _wrapped(self, index: SSAValue, limit: SSAValue, bits: int) -> tuple[SSAValue, SSAValue]:
+        """A negative index counts from the end; inside is what is not negative, and below the limit, as one comparison."""
+        zero = self.add(arith.ConstantOp.from_int_and_width(0, bits), "zero")
         negative = self.add(arith.CmpiOp(index, zero, "slt"), "negative")
         wrapped = self.add(arith.AddiOp(index, limit), "wrapped")
         place = self.add(arith.SelectOp(negative, wrapped, index), "place")
-        low = self.add(arith.CmpiOp(place, zero, "sge"), "inside")
-        high = self.add(arith.CmpiOp(place, limit, "slt"), "inside")
-        return place, self.add(arith.AndIOp(low, high), "inside")
+        return place, self.add(arith.CmpiOp(place, limit, "ult"), "inside")
 
     def _promote(self, raw: SSAValue, to: Attribute, hint: str) -> SSAValue:
         """A narrow float as f32, an integer as i64, a byte of a bool tensor as i1."""
@@ -279,9 +285,12 @@ def _with_captures(mapping: dict[SSAValue, SSAValue], captures: Sequence[SSAValu
     return {**mapping, **{c: c for c in captures}}
 
 
+def _extended(value: SSAValue) -> SSAValue | None:
+    """The i32 that was sign-extended to `value`."""
+    owner = value.owner
+    return owner.input if isinstance(owner, arith.ExtSIOp) and owner.input.type == i32 else None
+
+
 def _widened(value: SSAValue, narrow: Attribute) -> SSAValue | None:
     """The i32 that was sign-extended to `value`, if `narrow` asks for it back."""
-    owner = value.owner
-    if isinstance(owner, arith.ExtSIOp) and owner.input.type == narrow == i32:
-        return owner.input
-    return None
+    return _extended(value) if narrow == i32 else None
