@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attn_engine.dialects import attn
 from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.interpreters.attn_recurrence import run_recurrence
 from attn_engine.interpreters.attn_sweep import run_sweeps
@@ -64,3 +65,21 @@ def test_the_delta_rule(decay):
     arguments = [*plain[:3], 0.5, *plain[3:], d_o, final.detach(), d_state, d_state.transpose(2, 3)]
     for name, found, right in zip(names, run_sweeps(backward, arguments), want, strict=True):
         torch.testing.assert_close(found, right, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("decay", ["", "token", "channel"])
+def test_the_map_is_linear_in_each_operand_and_its_adjoints_are_the_same_map(decay):
+    """<d, F(q, k, v)> = <q, F(d, v, k)> = <k, F'(v, d, q)> = <v, F'(k, q, d)>, and F scales with each of q, k, v."""
+    module = build_recurrence(Kind(torch.float32, 3, 5, decay))
+    run_passes(module, ("attn-derive-recurrence-backward{wrt=q,k,v grouped=false}",))
+    forward, backward = module.body.block.ops
+    sweeps = [op for op in backward.body.block.ops if isinstance(op, attn.SweepOp)]
+    assert [s.reverse is not None for s in sweeps] == [False, True, True]
+    q, k, v, d = (torch.randn(2, 4, 9, n, dtype=torch.float64) for n in (3, 3, 5, 5))
+    g = {"decay": -torch.rand(2, 4, 9, *([3] if decay == "channel" else [])).double()} if decay else {}
+    o = run_recurrence(forward, q, k, v, 0.5, **g)[0]
+    gradients = run_sweeps(backward, [q, k, v, 0.5, *g.values(), d])
+    for operand, gradient in zip((q, k, v), gradients, strict=True):
+        torch.testing.assert_close((operand * gradient).sum(), (o * d).sum())
+    for scaled in ((2 * q, k, v), (q, 2 * k, v), (q, k, 2 * v)):
+        torch.testing.assert_close(run_recurrence(forward, *scaled, 0.5, **g)[0], 2 * o)
