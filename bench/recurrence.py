@@ -95,21 +95,25 @@ def measure(task: tuple[Case, str, bool]) -> Measured:
     except Exception as error:  # a peer may refuse this card or version
         why = f"{type(error).__name__}: {str(error)[:90]}"
     if checked:
-        errors = errors_of(case, x, run, backward=not why)
+        errors = errors_of(case, x, run, backward=not why, tied=case.kind == "mamba" and name != OURS)
     del x
     torch.cuda.empty_cache()
     return Measured((times[0], times[1]), errors, why)
 
 
-def errors_of(case: Case, x: Inputs, run: Run, backward: bool = True) -> tuple[float | None, float | None]:
-    """Of o, and the largest of the gradients."""
+def errors_of(
+    case: Case, x: Inputs, run: Run, backward: bool = True, tied: bool = False
+) -> tuple[float | None, float | None]:
+    """Of o, and the largest of the gradients; `tied`: the log decay is made of the weight, as Mamba-2 has it."""
     given, wide = case.sample(x), case.sample(x, torch.float64)
+    if tied:
+        wide["decay"] = wide["weight"] * case.rates()
     right, d_o = reference(case, wide), torch.randn_like(given["v"])
     got = run(given)
     ahead = relative(got, right)
     if not backward:
         return ahead, None
-    names = [name for name, t in given.items() if t.requires_grad]
+    names = [name for name, t in given.items() if t.requires_grad and not (tied and name == "decay")]
     found: Any = torch.autograd.grad(got, [given[n] for n in names], d_o.to(got.dtype), allow_unused=True)
     wanted = torch.autograd.grad(right, [wide[n] for n in names], d_o.to(got.dtype).double())
     return ahead, max(relative(f, w) for f, w in zip(found, wanted, strict=True) if f is not None)
