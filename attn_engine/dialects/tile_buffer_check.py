@@ -84,7 +84,7 @@ def _check_op(kernel: tile.KernelOp, op: Operation, threads: int) -> None:
         if op.parent_op() is not kernel:
             raise VerifyException("tile.buffer_alloc stands at the top of its kernel")
         layout = fragment_layout(op.result)
-        if layout is not None and waves_of(layout) * WAVE != threads:
+        if layout is not None and threads % (waves_of(layout) * WAVE):
             raise VerifyException(f"{layout} is for {waves_of(layout) * WAVE} threads, the kernel has {threads}")
     for value in (*op.operands, *op.results):
         if isinstance(value.type, TensorType):

@@ -36,10 +36,11 @@ class MfmaAttr(ParametrizedAttribute):
     """A fragment as the instruction m x n x k wants it: ``#tile.mfma<32x32x8, acc, 1x4>``.
 
     The fragment is cut into `rows` x `columns` waves of contiguous parts (an `a` operand along the rows only,
-    a `b` operand along the columns only, each wave of the other axis holding a copy), and a wave's part into blocks
-    of one instruction: m x n for `acc`, m x k for `a`, k x n for `b`. Within a block, `place` says which lane holds what;
-    along k operands are held in runs of 4, in whatever order the instruction itself counts k, for a product does not
-    depend on it. A `k` that the device's instruction does not reach is several of them.
+    a `b` operand along the columns only, each wave of the other axis holding a copy; so do further waves of the
+    program, if it has more), and a wave's part into blocks of one instruction: m x n for `acc`, m x k for `a`, k x n
+    for `b`. Within a block, `place` says which lane holds what; along k operands are held in runs of 4, in whatever
+    order the instruction itself counts k, for a product does not depend on it. A `k` that the device's instruction does
+    not reach is several of them.
     An `acc` and a `b` of the same n whose `run`s agree are held alike: products chain without a layout change.
     """
 

@@ -24,6 +24,7 @@ from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.runtime import inspect as runtime_inspect
 from attn_engine.runtime.inspect import View
+from attn_engine.universe import PASSES, make_context
 from tests.support.compare import check, plain, qkv
 from tests.support.hip import emulates, needs_clang, needs_gfx950, parse
 
@@ -216,9 +217,22 @@ def with_forward(schedule: KernelSchedule) -> str:
         return attn_engine.compile().source("hip", view)
 
 
-def test_blocks_that_waves_cannot_share():
-    with pytest.raises(ScheduleError, match="use larger blocks or fewer warps"):
-        with_forward(KernelSchedule(16, 16, 16, 1))
+def test_blocks_that_no_instruction_divides():
+    text = """
+tile.kernel @k(%x: !tile.global<2 x f32>) attributes {threads = 256 : i64} {
+  %a = tile.buffer_alloc : !tile.buffer<8x16xf32, shared>
+  %b = tile.buffer_alloc : !tile.buffer<16x16xf32, shared>
+  %s = tile.buffer_alloc : !tile.buffer<8x16xf32, register>
+  %c0 = arith.constant 0 : i32
+  %zero = arith.constant 0.0 : f32
+  tile.copy_in %x[%c0, %c0] dims [0, 1] into %a : !tile.global<2 x f32>, !tile.buffer<8x16xf32, shared>
+  tile.copy_in %x[%c0, %c0] dims [0, 1] into %b : !tile.global<2 x f32>, !tile.buffer<16x16xf32, shared>
+  tile.buffer_fill %s, %zero : !tile.buffer<8x16xf32, register>, f32
+  tile.gemm %a, %b, %s ieee : !tile.buffer<8x16xf32, shared>, !tile.buffer<16x16xf32, shared>, !tile.buffer<8x16xf32, register>
+  tile.end
+}"""
+    with pytest.raises(ScheduleError, match=r"tiles of .*8x16.* do not divide among 4 waves; use larger blocks"):
+        PASSES["hip-choose-layouts"]()().apply(make_context(), parse(text))
 
 
 def test_tiles_that_lds_cannot_hold():
@@ -227,9 +241,10 @@ def test_tiles_that_lds_cannot_hold():
 
 
 @emulates
-def test_few_rows_for_many_waves():
-    """Right operands go through LDS as well, and waves share both axes."""
-    schedule = Schedule(*[KernelSchedule(32, 32, 4, 1)] * 4)
+@pytest.mark.parametrize("size", [32, 16])
+def test_few_rows_for_many_waves(size: int):
+    """Right operands go through LDS as well, and waves share both axes; a single block is computed by each of them."""
+    schedule = Schedule(*[KernelSchedule(size, size, 4, 1)] * 4)
     check(causal, qkv(sq=33, d=32), backend=EMULATED, schedule=schedule)
 
 

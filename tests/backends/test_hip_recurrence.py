@@ -95,9 +95,10 @@ def test_results_and_gradients(kind: str):
 
 @emulates
 def test_packed_sequences_in_half_precision():
-    """One of them empty, and tokens past the last bound."""
+    """One of them empty, and tokens past the last bound; few value channels, whose products waves compute twice."""
     given = operands("per token, weighted", torch.float16)
     del given["initial_state"]
+    given["v"] = given["v"][..., :16].contiguous()
     check(given, 1e-2, cu_seqlens=torch.tensor([0, 30, 30, 65]))
 
 

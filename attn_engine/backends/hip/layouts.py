@@ -181,10 +181,16 @@ class _Vectors:
                     op.operands[number] = turned
 
 
+def _halves(number: int) -> list[int]:
+    """8 -> 8, 4, 2, 1."""
+    return [number >> n for n in range(number.bit_length())]
+
+
 class _Groups:
     """Fragments that meet in one op are held alike: a layout is chosen per group."""
 
-    def __init__(self, kernel: tile.KernelOp):
+    def __init__(self, kernel: tile.KernelOp, copies: bool):
+        self._copies = copies
         self._same: dict[SSAValue, SSAValue] = {}
         self._sums: set[SSAValue] = set()
         self._right: set[SSAValue] = set()
@@ -203,14 +209,15 @@ class _Groups:
 
     def candidates(self, root: SSAValue, waves: int) -> Iterator[MfmaAttr]:
         """Ways to hold a group, best first: columns shared by the waves, as a right operand must be; then rows too,
-        as the result of a product may be; then copies."""
-        splits = [(waves // columns, columns) for columns in (waves >> n for n in range(waves.bit_length())) if columns]
+        as the result of a product may be; then copies of what is not one; then copies of products, in fewer waves."""
         shapes = [(size, size, _DEPTHS[size, 4][0]) for size in SIZES]
-        yield from (MfmaAttr(shape, Part.ACC, (1, waves)) for shape in shapes)
-        if not self._has(root, self._right):
-            yield from (MfmaAttr(shape, Part.ACC, split) for shape in shapes for split in splits)
-            if not self._has(root, self._sums):
-                yield from (MfmaAttr(shape, Part.B, split) for shape in shapes for split in splits)
+        for count in _halves(waves) if self._copies else [waves]:
+            splits = [(count // columns, columns) for columns in _halves(count)]
+            yield from (MfmaAttr(shape, Part.ACC, (1, count)) for shape in shapes)
+            if not self._has(root, self._right):
+                yield from (MfmaAttr(shape, Part.ACC, split) for shape in shapes for split in splits)
+                if not self._has(root, self._sums):
+                    yield from (MfmaAttr(shape, Part.B, split) for shape in shapes for split in splits)
 
     def _has(self, root: SSAValue, values: set[SSAValue]) -> bool:
         return any(self.root(value) is root for value in values)
@@ -253,8 +260,8 @@ def _choose(kernel: tile.KernelOp, groups: _Groups, vectors: _Vectors, root: SSA
             return layout
     shapes = sorted({"x".join(map(str, memory.buffer_type(m).get_shape())) for m in members})
     raise ScheduleError(
-        f"hip: kernel @{kernel.sym_name.data} has tiles of {', '.join(shapes)}, which {waves} waves cannot share by matrix"
-        " instructions of 16 rows and columns; use larger blocks or fewer warps"
+        f"hip: kernel @{kernel.sym_name.data} has tiles of {', '.join(shapes)}, which matrix instructions of 16 rows"
+        f" and columns do not divide among {waves} waves; use larger blocks"
     )
 
 
@@ -275,11 +282,11 @@ def _depth(op: compute.GemmOp) -> int:
     return memory.buffer_type(op.a).get_shape()[0 if op.transpose_a is not None else 1]
 
 
-def _lay_out(kernel: tile.KernelOp) -> None:
+def _lay_out(kernel: tile.KernelOp, copies: bool) -> None:
     threads = kernel.attributes["threads"]
     assert isa(threads, IntegerAttr)
     vectors = _Vectors(kernel)
-    groups = _Groups(kernel)
+    groups = _Groups(kernel, copies)
     chosen: dict[SSAValue, MfmaAttr] = {}
     new: list[tuple[memory.BufferAllocOp, Attribute]] = []
     shared: list[memory.BufferAllocOp] = []
@@ -323,11 +330,11 @@ def _depth_along_rows(op: Operation, tile_: SSAValue) -> int | None:
     return depth if all(along) and m * depth // WAVE == 8 else None
 
 
-def _choose_layouts(kernel: tile.KernelOp, keep: bool) -> None:
+def _choose_layouts(kernel: tile.KernelOp, keep: bool, copies: bool) -> None:
     if keep:
         _keep_right_operands(kernel)
     _share_operands(kernel, keep)
-    _lay_out(kernel)
+    _lay_out(kernel, copies)
 
 
 @dataclass(frozen=True)
@@ -335,7 +342,8 @@ class HipChooseLayoutsPass(ModulePass):
     """Holds every fragment as an accumulator of matrix instructions is, its columns shared by the waves.
 
     Right operands are held the same way and stay in registers; left operands lie in LDS, rows padded. Where blocks are
-    too small for that, right operands go to LDS as well, and waves may share rows.
+    too small for that, right operands go to LDS as well, and waves may share rows; and where they are still too small,
+    some waves compute what others do.
 
     ```
     %ks = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
@@ -354,9 +362,13 @@ class HipChooseLayoutsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
-            plain = kernel.clone()
-            try:
-                _choose_layouts(kernel, keep=True)
-            except ScheduleError:
-                Rewriter.replace_op(kernel, plain)
-                _choose_layouts(plain, keep=False)
+            for keep, copies in ((True, False), (False, False), (True, True)):
+                tried = kernel.clone()
+                try:
+                    _choose_layouts(tried, keep, copies)
+                except ScheduleError:
+                    if copies:
+                        raise
+                else:
+                    Rewriter.replace_op(kernel, tried)
+                    break

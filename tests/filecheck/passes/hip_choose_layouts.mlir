@@ -68,3 +68,20 @@ tile.kernel @meeting(%x: !tile.global<2 x f32>, %y: !tile.global<1 x f32>) attri
   tile.copy_out %columns, %y[%c0] dims [0] : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
   tile.end
 }
+
+// One block of an instruction for four waves: each of them computes it.
+// CHECK-LABEL: tile.kernel @small
+tile.kernel @small(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>) attributes {threads = 256 : i64} {
+  %a = tile.buffer_alloc : !tile.buffer<32x32xf16, shared>
+  %b = tile.buffer_alloc : !tile.buffer<32x16xf16, shared>
+  // CHECK: layout #tile.mfma<16x16x32, acc, 1x1> : !tile.buffer<32x16xf32, register>
+  %s = tile.buffer_alloc : !tile.buffer<32x16xf32, register>
+  %c0 = arith.constant 0 : i32
+  %zero = arith.constant 0.0 : f32
+  tile.copy_in %x[%c0, %c0] dims [0, 1] into %a : !tile.global<2 x f16>, !tile.buffer<32x32xf16, shared>
+  tile.copy_in %x[%c0, %c0] dims [0, 1] into %b : !tile.global<2 x f16>, !tile.buffer<32x16xf16, shared>
+  tile.buffer_fill %s, %zero : !tile.buffer<32x16xf32, register>, f32
+  tile.gemm %a, %b, %s ieee : !tile.buffer<32x32xf16, shared>, !tile.buffer<32x16xf16, shared>, !tile.buffer<32x16xf32, register>
+  tile.copy_out %s, %y[%c0, %c0] dims [0, 1] : !tile.buffer<32x16xf32, register>, !tile.global<2 x f32>
+  tile.end
+}

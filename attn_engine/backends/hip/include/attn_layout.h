@@ -3,25 +3,27 @@
 
 namespace attn {
 
-// The waves of a program cut a fragment into SPLIT0 x SPLIT1 contiguous parts (1: all waves along that axis hold
-// copies); COLUMNS is how many waves lie along axis 1. In a wave's part, ACROSS neighbouring lanes lie along LANE_AXIS,
-// and a lane holds runs of RUN elements along the other axis, the runs of the lane groups taking turns.
-template <int LANE_AXIS, int ACROSS, int RUN, int SPLIT0, int SPLIT1, int COLUMNS>
+// ROWS x COLUMNS waves of a program cut a fragment into SPLIT0 x SPLIT1 contiguous parts (1: all waves along that axis
+// hold copies); further waves hold copies too. In a wave's part, ACROSS neighbouring lanes lie along LANE_AXIS, and a
+// lane holds runs of RUN elements along the other axis, the runs of the lane groups taking turns.
+template <int LANE_AXIS, int ACROSS, int RUN, int SPLIT0, int SPLIT1, int ROWS, int COLUMNS>
 struct Layout {
   static constexpr int lane_axis = LANE_AXIS, across = ACROSS, run = RUN, groups = WAVE / ACROSS;
   static constexpr int split(int axis) { return axis == 0 ? SPLIT0 : SPLIT1; }
   // Place of this wave along an axis, and which part that is.
-  ATTN_DEVICE static int wave_place(int axis) { return axis == 0 ? wave() / COLUMNS : wave() % COLUMNS; }
+  ATTN_DEVICE static int wave_place(int axis) { return axis == 0 ? wave() / COLUMNS % ROWS : wave() % COLUMNS; }
+  // Whether this wave is one of those that the layout is for.
+  ATTN_DEVICE static bool counts() { return wave() < ROWS * COLUMNS; }
   ATTN_DEVICE static int part(int axis) { return split(axis) == 1 ? 0 : wave_place(axis); }
 };
 
 // Of the product of M x K by K x N on ROWS x COLUMNS waves: the accumulator and both operands.
 template <int M, int N, int K, int ROWS, int COLUMNS>
-using Acc = Layout<1, N, 4, ROWS, COLUMNS, COLUMNS>;
+using Acc = Layout<1, N, 4, ROWS, COLUMNS, ROWS, COLUMNS>;
 template <int M, int N, int K, int ROWS, int COLUMNS>
-using OperandA = Layout<0, M, (M * K / WAVE < 4 ? M * K / WAVE : 4), ROWS, 1, COLUMNS>;
+using OperandA = Layout<0, M, (M * K / WAVE < 4 ? M * K / WAVE : 4), ROWS, 1, ROWS, COLUMNS>;
 template <int M, int N, int K, int ROWS, int COLUMNS>
-using OperandB = Layout<1, N, (K * N / WAVE < 4 ? K * N / WAVE : 4), 1, COLUMNS, COLUMNS>;
+using OperandB = Layout<1, N, (K * N / WAVE < 4 ? K * N / WAVE : 4), 1, COLUMNS, ROWS, COLUMNS>;
 
 template <class T, int H, int W, class L>
 struct Fragment {
@@ -73,7 +75,7 @@ struct Fragment {
   }
   // Of the waves that hold copies, the first one.
   ATTN_DEVICE static bool owner() {
-    return (L::split(0) > 1 || L::wave_place(0) == 0) && (L::split(1) > 1 || L::wave_place(1) == 0);
+    return L::counts() && (L::split(0) > 1 || L::wave_place(0) == 0) && (L::split(1) > 1 || L::wave_place(1) == 0);
   }
 };
 
@@ -105,7 +107,7 @@ struct Vector {
   // Of the lanes that hold copies, the first one.
   ATTN_DEVICE static bool owner() {
     const bool first_lane = on_lanes ? lane() / L::across == 0 : lane() % L::across == 0;
-    return first_lane && L::wave_place(removed) == 0 && (L::split(kept) > 1 || L::wave_place(kept) == 0);
+    return first_lane && L::counts() && L::wave_place(removed) == 0 && (L::split(kept) > 1 || L::wave_place(kept) == 0);
   }
 };
 
