@@ -64,6 +64,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Find dk and dv in kernels of their own, for heads so wide that registers do not hold the sums of both."""
     exact: bool = False
     """Captures are exactly as long as the tensors wherever b, h, q or kv index them directly."""
+    single: bool = False
+    """Add to memory element by element, so that the additions of each place can be put in a fixed order."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -91,5 +93,15 @@ class ConvertAttnToTilePass(ModulePass):
             return ForwardLowering(*options, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
         return BackwardLowering(
-            op, "backward", *kernels, self.pad, self.tf32, *shared, self.fused, self.diagonals, self.apart, self.exact
+            op,
+            "backward",
+            *kernels,
+            self.pad,
+            self.tf32,
+            *shared,
+            self.fused,
+            self.diagonals,
+            self.apart,
+            self.exact,
+            self.single,
         ).run()

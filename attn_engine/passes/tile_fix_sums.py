@@ -319,7 +319,7 @@ def sums_of(kernel: tile.KernelOp, launch: tile.LaunchOp) -> list[FixedSum]:
             raise PassError(NAME, f"@{kernel.sym_name.data} adds along diagonals: convert without `diagonals`")
         if isinstance(op, tile.AtomicAddOp | tile.ScatterAddOp) and tile.element_of(op.value) == f32:
             if isinstance(op, tile.AtomicAddOp) and tile.ints_of(op.dims):
-                raise PassError(NAME, f"@{kernel.sym_name.data} adds whole tiles, for which there is no fixed order")
+                raise PassError(NAME, f"@{kernel.sym_name.data} adds whole tiles: convert with `single`")
             found.setdefault(op.target, []).append(Add(op, kernel))
     arguments: dict[SSAValue, SSAValue] = dict(zip(kernel.body.block.args, launch.arguments, strict=True))
     return [FixedSum(target, arguments[target], adds) for target, adds in found.items() if not _commute(adds)]

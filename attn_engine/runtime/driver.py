@@ -135,6 +135,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["exact"] = request.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
+    flags["single"] = request.deterministic
     flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)
     convert = convert_spec(request.schedule, flags, backend.channels)
     ordered = pipelines.DETERMINISTIC if request.deterministic else ()

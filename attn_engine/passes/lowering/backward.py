@@ -52,12 +52,13 @@ class BackwardLowering:
     diagonals: bool = False
     apart: bool = False
     exact: bool = False
+    single: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
-        self.blockwise = score_gradients(op, self.exact)
+        self.blockwise = score_gradients(op, self.exact, self.single)
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan, operands)

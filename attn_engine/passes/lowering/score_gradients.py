@@ -53,10 +53,11 @@ class ScoreGradient:
         return scope.value(index.owner.value.value.data)
 
 
-def score_gradients(op: attn.BackwardOp, exact: bool) -> dict[int, ScoreGradient]:
+def score_gradients(op: attn.BackwardOp, exact: bool, single: bool = False) -> dict[int, ScoreGradient]:
     """Those contributions of the element region, by number, whose last indices are the query and the key.
 
-    `exact` says that captures are exactly as long as the tensors wherever b, h, q or kv index them directly.
+    `exact` says that captures are exactly as long as the tensors wherever b, h, q or kv index them directly. With
+    `single` only those whose places have one score each: blocks of them are stored, not added.
     """
     block = op.element.block
     adds = [o for o in block.ops if isinstance(o, attn.AccumulateGradOp)]
@@ -67,7 +68,8 @@ def score_gradients(op: attn.BackwardOp, exact: bool) -> dict[int, ScoreGradient
         if positions[-2:] == [_Q, _KV] and all(_is_leading(i) for i in indices[:-2]):
             capture = _capture(op, block, add)
             alone = exact and sorted(positions[:-2], key=str) == [_B, _H] and _times(op, capture) == 1
-            found[n] = ScoreGradient(capture, tuple(indices[:-2]), alone)
+            if alone or not single:
+                found[n] = ScoreGradient(capture, tuple(indices[:-2]), alone)
     return found
 
 
