@@ -36,13 +36,13 @@ _IN_ORDER = (WriteOp, ProxyFenceOp, AsyncStoreOp, AsyncStoreWaitOp, BarrierArriv
 class _Rotation:
     """One role. The step in front of the last loop keeps its early half; the last late half comes after the loop."""
 
-    def __init__(self, body: Block):
-        self.body = body
+    def __init__(self, body: Block, hold: bool):
+        self.body, self.hold = body, hold
         self.loop = [o for o in body.ops if isinstance(o, scf.ForOp)][-1]
         ops, inner = list(body.ops), self.loop.body.block
         place = ops.index(self.loop)
         self.rest = ops[place + 1 : -1]
-        self.first, self.half = late_half(ops[:place]), late_half(list(inner.ops)[:-1])
+        self.first, self.half = late_half(ops[:place], hold), late_half(list(inner.ops)[:-1], hold)
         self.inputs = Inputs([self.first, self.half], [inner])
         ends = list(yields(inner).operands)
         done = self.half.wait.values[0] if self.half.wait is not None else None
@@ -51,7 +51,7 @@ class _Rotation:
 
     def run(self) -> None:
         carried = self.inputs.of(0)
-        if self.accumulator is not None:
+        if self.accumulator is not None and self.hold:
             # No slot of values waits for its release yet.
             carried.append(Before(self.loop).add(arith.ConstantOp.from_int_and_width(_NOTHING, 32), "free").result)
         self._finish(self._rotate(carried))
@@ -100,8 +100,10 @@ class _Rotation:
                     clone.properties["count"] = builtin.IntegerAttr(1, builtin.i64)
         done = scope.add(WaitOp(0, [pending]), half.wait.values[0].name_hint or "acc")
         mapping[accumulator] = done.values[0]
+        if not self.hold and half.release is not None:
+            scope.add(BarrierArriveOp(half.release.barriers, slot))
         _clone(scope, [op for op in own[split:] if op in late], mapping)
-        return [slot]
+        return [slot] if self.hold else []
 
     def _start(self, scope: Scope, given: Sequence[SSAValue]) -> tuple[SSAValue, SSAValue]:
         """The late half of the step before, on what it left; its pending product and its slot's index."""
@@ -111,7 +113,7 @@ class _Rotation:
             self._constants(scope, op, mapping)
             scope.add(op.clone(value_mapper=mapping))
         slot, _, product = half.start[:3]
-        if half.release is not None:
+        if half.release is not None and self.hold:
             self._release(scope, half.release, given[-1])
         index = slot.operands[1]
         return (mapping[product.results[0]] if product.results else index), mapping.get(index, index)
@@ -190,6 +192,8 @@ class TileOrderAsyncPass(ModulePass):
     """The plan whose kernel is changed."""
     pin: bool = AsyncSchedule.pin
     """Whether to keep the assembler from hoisting the wait for the output above the exponentials."""
+    hold: bool = True
+    """Whether slots are released under the products of the next step, not behind the waits for their own."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         plan = find_plan(op, self.plan)
@@ -207,4 +211,4 @@ class TileOrderAsyncPass(ModulePass):
                 round_alone(block)
             if self.pin:
                 pin_weights(loops[-1].body.block)
-            _Rotation(body).run()
+            _Rotation(body, self.hold).run()

@@ -272,3 +272,16 @@ def test_the_output_leaves_through_the_queries_where_room_is_short():
     assert "tile.read" not in str(module) and str(module).count("= tile.ring : !tile.buffer<2x64x16x") == 3
     o, *_ = run(module, made, operands, seed=0)
     torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["causal", "sinks", "sigmoid"])
+def test_slots_may_be_released_at_once(name: str):
+    """Behind the wait for the product that read them; nothing carries which are free."""
+    made, operands = compiled(name), inputs((1, 2, 1), (300, 129))
+    module = made.value.clone()
+    order = "tile-order-async{hold=false}"
+    driver.run_passes(module, (*PREPARE, *(order if s == "tile-order-async" else s for s in SCHEDULE)))
+    assert "%free" not in str(module).partition("role count 1")[0]
+    for seed in range(2):
+        o, *_ = run(module, made, operands, seed)
+        torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)

@@ -36,11 +36,14 @@ class Late:
         return {*self.start, *(o for o in (self.wait, self.release) if o is not None)}
 
 
-def late_half(ops: Sequence[Operation]) -> Late:
-    """Of the ops of one step: the values, in a producer their copy and in a consumer the product with them."""
+def late_half(ops: Sequence[Operation], hold: bool = True) -> Late:
+    """Of the ops of one step: the values, in a producer their copy and in a consumer the product with them.
+
+    With `hold` the slot of keys is released there too, not as soon as the scores are known.
+    """
     dots = [o for o in ops if isinstance(o, AsyncDotOp)]
     if dots:
-        return _of_consumer(ops, dots)
+        return _of_consumer(ops, dots, hold)
     loads = [o for o in ops if isinstance(o, AsyncLoadOp)]
     if not loads:
         raise AsyncUnsupportedError("a step of its producer copies nothing")
@@ -51,7 +54,7 @@ def late_half(ops: Sequence[Operation]) -> Late:
     return Late([slot, wait, expect, load])
 
 
-def _of_consumer(ops: Sequence[Operation], dots: Sequence[AsyncDotOp]) -> Late:
+def _of_consumer(ops: Sequence[Operation], dots: Sequence[AsyncDotOp], hold: bool) -> Late:
     if len(dots) != _PRODUCTS:
         raise AsyncUnsupportedError(f"a step of its consumers has {len(dots)} products instead of two")
     early, late = dots
@@ -62,7 +65,7 @@ def _of_consumer(ops: Sequence[Operation], dots: Sequence[AsyncDotOp]) -> Late:
     releases = [w.next_op for w in waits]
     free_early, free_late = releases
     assert isinstance(free_early, BarrierArriveOp) and isinstance(free_late, BarrierArriveOp)
-    return Late([slot, full, late, free_early], early, waits[1], free_late, rounding_of(late))
+    return Late([slot, full, late, *([free_early] if hold else [])], early, waits[1], free_late, rounding_of(late))
 
 
 def rounding_of(late: AsyncDotOp) -> tuple[Operation, ...]:
