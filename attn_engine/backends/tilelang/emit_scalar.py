@@ -15,9 +15,9 @@ from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
-MAP_LIMIT, KERNEL_LIMIT = 32, 8
-"""How many operations the expression behind a name may have, in a map and outside. TVM replaces names by
-expressions: without a limit they double with every second use, and its proofs about indices take minutes."""
+MAP_LIMIT, ROW_LIMIT, KERNEL_LIMIT = 32, 6, 2
+"""How many operations the expression behind a name may have, in a map, in one of a vector, and outside. TVM replaces
+names by expressions: without a limit they double with every second use, and its proofs about indices take minutes."""
 
 
 def scalar_literal(value: Attribute, type_: Attribute) -> str:
@@ -44,7 +44,7 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
     value = spelling.format(*printer.texts(op.operands), **names)
     uses = [spelling.count(f"{{{n}}}") * _weight(printer, operand) for n, operand in enumerate(op.operands)]
     weight = 1 + sum(uses)
-    limit = MAP_LIMIT if printer.indices else KERNEL_LIMIT
+    limit = (KERNEL_LIMIT, ROW_LIMIT, MAP_LIMIT)[min(len(printer.indices), 2)]
     if _outlives(printer) or (weight > limit and (printer.indices or not printer.copies_ahead)):
         _keep(printer, op, value)
         return
