@@ -61,3 +61,15 @@ def test_gradients(name: str, dtype: torch.dtype, tolerance: float):
         assert (got.double() - want).norm() < tolerance * want.norm()
     (compiled,) = attend._memory.compiled.values()
     assert bool(compiled.signature.stored) == (stored and dtype != torch.float32)
+
+
+def test_batches_that_share_a_table_run_side_by_side():
+    """A table of all batches is read, and its gradient added to, by programs that run together."""
+    tables = {"shared": torch.zeros(1, HEADS, SQ, SKV), "own": torch.zeros(BATCH, HEADS, SQ, SKV)}
+    order: dict[str, str] = {}
+    for name, table in tables.items():
+        score = CASES["of all batches" if name == "shared" else "pair"][1](table.requires_grad_())
+        text = attn_engine.compile(score_mod=score).ir("tile", attn_engine.View(head_dim=D, backward=True))
+        launch = next(line for line in text.splitlines() if "tile.launch @backward_dq " in line)
+        order[name] = launch.partition("grid(")[2].partition(",")[0]
+    assert order["shared"] == "%batch" != order["own"]

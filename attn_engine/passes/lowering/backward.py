@@ -30,7 +30,7 @@ from attn_engine.passes.lowering.query_gradients import QueryGradients
 from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.row_vectors import RowVectors
 from attn_engine.passes.lowering.scope import Scope
-from attn_engine.passes.lowering.score_gradients import score_gradients, stored
+from attn_engine.passes.lowering.score_gradients import score_gradients, shares_batches, stored
 from attn_engine.passes.lowering.tables import Tables
 
 
@@ -74,7 +74,7 @@ class BackwardLowering:
         by_query = [n for n, axes in owned.items() if "kv" not in axes and n not in by_key]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
         if sums is None and (operands.leads("dq") or by_query or by_both):
-            kernel = Kernel(f"{self.name}_dq", plan, self.dq)
+            kernel = Kernel(f"{self.name}_dq", plan, self.dq, shares_batches(op))
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
             scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
@@ -85,7 +85,7 @@ class BackwardLowering:
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
-                kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv)
+                kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv, shares_batches(op))
                 blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
                 KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only).build()
                 self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))

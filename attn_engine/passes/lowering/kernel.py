@@ -70,10 +70,14 @@ class Plan:
 
 
 class Kernel:
-    """A `tile.kernel` being written. Each argument is taken from a value of the plan, once."""
+    """A `tile.kernel` being written. Each argument is taken from a value of the plan, once.
 
-    def __init__(self, name: str, plan: Plan, blocks: Blocks):
+    Programs are numbered block, head, batch; with `batch_first`, the batches of a block and head run side by side.
+    """
+
+    def __init__(self, name: str, plan: Plan, blocks: Blocks, batch_first: bool = False):
         self.name, self.plan, self.blocks = name, plan, blocks
+        self._axes = (1, 2, 0) if batch_first else (0, 1, 2)
         self.block = Block()
         self.scope = Scope(self.block)
         self.passed: dict[SSAValue, SSAValue] = {}
@@ -87,12 +91,13 @@ class Kernel:
         return self.passed[value]
 
     def program_id(self, axis: int, hint: str) -> SSAValue:
-        return self.scope.add(tile.ProgramIdOp(axis), hint).result
+        return self.scope.add(tile.ProgramIdOp(self._axes[axis]), hint).result
 
     def launch(self, grid: Sequence[SSAValue]) -> tile.KernelOp:
-        """Ends the kernel and launches it at the end of the plan."""
+        """Ends the kernel and launches it at the end of the plan, on a grid as programs are numbered."""
         self.scope.add(tile.EndOp())
-        self.plan.scope.add(tile.LaunchOp(self.name, grid, list(self.passed)))
+        order = [grid[self._axes.index(axis)] for axis in range(len(grid))]
+        self.plan.scope.add(tile.LaunchOp(self.name, order, list(self.passed)))
         attributes: dict[str, Attribute] = {
             "num_warps": IntegerAttr(self.blocks.num_warps, i64),
             "num_stages": IntegerAttr(self.blocks.num_stages, i64),

@@ -73,6 +73,14 @@ def score_gradients(op: attn.BackwardOp, exact: bool, single: bool = False) -> d
     return found
 
 
+def shares_batches(op: attn.BackwardOp) -> bool:
+    """Whether scores read a table at [.., query, key] that all batches share: their programs find it in a cache together."""
+    block = op.element.block
+    loads = [[_plain(i) for i in o.indices] for o in block.ops if isinstance(o, attn.LoadOp)]
+    tables = [indices for indices in loads if indices[-2:] == [block.args[_Q], block.args[_KV]]]
+    return any(block.args[_B] not in indices for indices in tables)
+
+
 def stored(found: Sequence[ScoreGradient]) -> set[int]:
     """The captures whose gradients are stored."""
     return {gradient.capture for gradient in found if gradient.alone}
