@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
     numbers = [int(n) for n in arguments.rows.split(",")] if arguments.rows else list(range(len(ROWS)))
-    side_by_side(build, [(n, side) for side in (OURS, STEADY, FLEX) for n in numbers])
+    side_by_side(build, [(n, side) for side in (OURS, STEADY, FA4, FLEX) for n in numbers])
     functorch.donated_buffer = False  # a graph is run backward more than once
     arguments.out.mkdir(parents=True, exist_ok=True)
     lines = header()

@@ -80,6 +80,8 @@ class Backend:
     """Of forward passes: what tiles round head dims up to a multiple of, if not to a power of two."""
     sums_diagonals: bool = False
     """Whether it prints `tile.add_diagonals`."""
+    fuses: bool = False
+    """Whether its kernel of dk and dv may find dq too, as sums in memory in no particular order."""
     one_loop: bool = False
     """Whether it pipelines one loop of a kernel only, and so wants all blocks in one."""
 

@@ -221,7 +221,7 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
     if request.deterministic and gradients.grad_captures:
         return plain("gradients of captured tensors in a fixed order")
     ordered = partial(_gradients, function, gradients, request, backend, plain)
-    if request.deterministic or not fuses(gradients):
+    if request.deterministic or not backend.fuses or not fuses(gradients):
         return ordered()
 
     def without(reason: str = "") -> Part:

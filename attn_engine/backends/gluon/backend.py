@@ -18,6 +18,7 @@ BACKEND = Backend(
     rest="triton",
     gradients=(*RELAX, *GRADIENTS, *LEGALIZE),
     guard=Guarded,
+    fuses=True,
     sums_diagonals=True,
     channels=CHANNELS,
 )
