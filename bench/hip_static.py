@@ -142,13 +142,15 @@ def _pair(arch: str, head_dim: int, mask: str) -> Iterator[str]:
 class Ranked:
     schedule: tuple[int, int, int]
     cost: float
-    """Clocks of a SIMD per score."""
+    """Clocks of a SIMD per score, of the unit that is needed longest (of all of them where one wave is alone)."""
+    work: float
+    """Clocks of all units together."""
     kernel: Compiled
     waves: int
 
 
 def rank(kind: str, arch: str, head_dim: int) -> list[Ranked]:
-    """Candidates that fit and do not spill, the cheapest first."""
+    """Candidates that fit and do not spill, the cheapest first; of those that cost the same, the one with less work."""
     found: list[Ranked] = []
     for candidate in CANDIDATES[kind]:
         schedule = KernelSchedule(*candidate, 2)
@@ -160,24 +162,26 @@ def rank(kind: str, arch: str, head_dim: int) -> list[Ranked]:
                 continue
         if not kernel.spills:
             found.append(_ranked(candidate, kernel, arch))
-    return sorted(found, key=lambda r: r.cost)
+    return sorted(found, key=lambda r: (round(r.cost, 2), r.work))
 
 
 def _ranked(candidate: tuple[int, int, int], kernel: Compiled, arch: str) -> Ranked:
     rows, columns, warps = candidate
     shared_by = waves(kernel, arch)
-    each = clocks(pressure(kernel.loops[0], arch), shared_by)
-    return Ranked(candidate, each / (rows * columns / warps), kernel, shared_by)
+    scores, used = rows * columns / warps, pressure(kernel.loops[0], arch)
+    work = used.matrix + used.vector + used.lds
+    return Ranked(candidate, clocks(used, shared_by) / scores, work / scores, kernel, shared_by)
 
 
 def ranking() -> Iterator[str]:
-    yield "| device | kernel | D | block of queries, of keys, waves | clocks per score | registers | waves per SIMD |"
-    yield "|---" * 7 + "|"
+    yield "| device | kernel | D | block of queries, of keys, waves | clocks per score | of all units | registers | waves per SIMD |"
+    yield "|---" * 8 + "|"
     for arch in ARCHES:
         for kind in CANDIDATES:
             for head_dim in RANKED_DIMS:
                 for r in rank(kind, arch, head_dim):
-                    cells = [arch, kind, head_dim, r.schedule, f"{r.cost:.2f}", r.kernel.registers, r.waves]
+                    costs = (f"{r.cost:.2f}", f"{r.work:.2f}")
+                    cells = [arch, kind, head_dim, r.schedule, *costs, r.kernel.registers, r.waves]
                     yield "| " + " | ".join(map(str, cells)) + " |"
 
 

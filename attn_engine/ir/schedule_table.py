@@ -48,8 +48,8 @@ _CDNA: dict[int, Preferences] = {
     128: _preferences(_kernels((128, 64, 4, 2), (128, 32, 4, 2)), _kernels((128, 32, 4, 2)), _kernels((16, 64, 4, 2))),
     256: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 16, 4, 2)), _kernels((16, 64, 4, 2))),
 }
-# By static cost of its kernels for gfx942, causal in bf16, among 6 to 13 candidates a kernel that do not spill
-# (bench/hip_static.py); nothing was run on such a device.
+# By static cost of its kernels, causal in bf16, among 6 to 8 candidates a kernel: on gfx942 and gfx90a alike those that
+# need fewest clocks, or as few as another (bench/hip_static.py); nothing was run on such a device.
 _HIP: dict[int, Preferences] = {
     64: _preferences(
         _kernels((256, 64, 8, 2), (128, 64, 4, 2)),
@@ -61,7 +61,11 @@ _HIP: dict[int, Preferences] = {
         _kernels((256, 32, 8, 2), (128, 16, 4, 2)),
         _kernels((32, 128, 8, 2), (16, 64, 4, 2)),
     ),
-    256: _CDNA[256],
+    256: _preferences(
+        _kernels((128, 32, 8, 2), (64, 32, 4, 2)),
+        _kernels((128, 16, 8, 2), (64, 16, 4, 2)),
+        _kernels((16, 64, 4, 2)),
+    ),
 }
 _WIDE: dict[int, Preferences] = {
     64: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),

@@ -14,6 +14,8 @@ from attn_engine import library
 from attn_engine.arch import get_arch
 from attn_engine.backends.hip import toolchain
 from attn_engine.backends.hip.cost import KINDS, Loop, clocks, hot_loops, pressure, waves_per_simd
+from attn_engine.ir.schedule import Heads, Kind
+from attn_engine.ir.schedule_table import default_kernel_schedule
 from attn_engine.runtime import inspect as runtime_inspect
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import View
@@ -126,3 +128,33 @@ def test_no_row_is_worse_than_tritons(
     assert threads == 64 * warps
     waves = [waves_per_simd(k.registers, k.shared, arch, threads) for k in (kernel, theirs)]
     assert waves[0] >= waves[1] > 0
+
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "hip_static.md"
+RANKED = re.compile(
+    r"^\| (gfx\w+) \| (forward|dq|dkdv) \| (\d+) \| \((\d+), (\d+), (\d+)\) \| ([\d.]+) \|", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
+@pytest.mark.parametrize("kind", ["forward", "dq", "dkdv"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_defaults_are_the_cheapest(arch: str, kind: str, head_dim: int):
+    """What was published: no candidate has a lower static cost than the blocks that a device gets."""
+    rows = [row for row in RANKED.findall(RESULTS.read_text()) if row[:3] == (arch, kind, str(head_dim))]
+    costs = {tuple(map(int, row[3:6])): float(row[6]) for row in rows}
+    assert len(costs) > 1
+    mine = default_kernel_schedule(get_arch(arch), Heads(head_dim, head_dim, "bf16"), Kind(kind), "hip")
+    assert costs[mine.block_m, mine.block_n, mine.num_warps] == min(costs.values())
+
+
+@pytest.mark.parametrize("row", ["mfma", "exp", "valu", "lds", "memory", "barrier", "registers", "waves per SIMD"])
+def test_no_published_row_is_worse(row: str):
+    """Heads of 64 and 128, causal and full, on both devices: a lower count, or more waves, or as many."""
+    lines = [line.strip("| ").split(" | ") for line in RESULTS.read_text().split("\n") if line.startswith("| ")]
+    place, pairs = lines[0].index(row), [line for line in lines if line[4:5] in (["HIP"], ["Triton"])]
+    assert len(pairs) == 2 * 2 * 2 * 2 * 2
+    for ours_, theirs in zip(pairs[::2], pairs[1::2], strict=True):
+        assert ours_[:4] == theirs[:4]
+        mine, other = int(ours_[place]), int(theirs[place])
+        assert mine >= other if row == "waves per SIMD" else mine <= other, ours_[:4]
