@@ -84,7 +84,8 @@ class BlockMask:
         )
 
     def __str__(self) -> str:
-        return f"BlockMask(shape={self.shape}, {self._title()})\n{self.picture()}"
+        shares = f"sparsity={self.sparsity():.2f}%, density={self.density():.2f}%"
+        return f"BlockMask(shape={self.shape}, {shares})\n{self.picture()}"
 
     @cached_property
     def _survey(self) -> tuple[Tensor, int]:

@@ -163,7 +163,7 @@ def test_mistakes():
 
 
 PICTURE = """\
-BlockMask(shape=(1, 1, 8, 8), 8 queries, 8 keys: 56.25 % visible, 37.50 % of blocks hidden)
+BlockMask(shape=(1, 1, 8, 8), sparsity=37.50%, density=56.25%)
 ░░
 ██░░
 ████░░

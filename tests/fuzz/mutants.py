@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "negative indices that do not wrap",
         3,
-        program.Program._place,
+        program.Program._wrapped,
         "negative, wrapped, index",
         "negative, index, index",
     ),
