@@ -32,13 +32,16 @@ def dense(q: Any, k: Any, v: Any, score_mod: Callable[..., Any] | None, mask_mod
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("mod", MODS)
-def test_forward_and_backward(mod: str, mask: str, d: int):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_forward_and_backward(mod: str, mask: str, d: int, deterministic: bool):
+    """Gradients of one kernel, and of two."""
     torch.manual_seed(0)
     q = torch.randn(2, 4, 700, d, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(2, 2, 777, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     exact = [x.detach().double().requires_grad_() for x in leaves]
-    o = attn_engine.attention(*leaves, score_mod=MODS[mod], mask_mod=MASKS[mask], backend="gluon")
+    functions = {"score_mod": MODS[mod], "mask_mod": MASKS[mask]}
+    o = attn_engine.attention(*leaves, **functions, backend="gluon", deterministic=deterministic)
     want = dense(*exact, MODS[mod], MASKS[mask])
     weight = torch.randn_like(o)
     o.backward(weight)
