@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -41,10 +42,18 @@ class Chosen:
     why: str = ""
 
     def lines(self) -> list[str]:
-        plans = {name: getattr(plan, "reason", None) for name, plan in self.compiled.plans.items()}
-        plain = [f"{name}: plain kernels: {reason}" for name, reason in plans.items() if reason is not None]
+        plain = [line for name, plan in self.compiled.plans.items() for line in _replaced(name, plan)]
         why = f" ({self.why})" if self.why else ""
         return [*(f"not {way}: {reason}" for way, reason in self.refused), f"taken: {self.way}{why}", *plain]
+
+
+def _replaced(name: str, plan: Any) -> list[str]:
+    """What took the place of a plan whose kernels came out badly; that may be one which looks at its own kernels too."""
+    reason = getattr(plan, "reason", None)
+    if reason is None:
+        return []
+    kernels = "a kernel for each gradient" if hasattr(plan.plan, "reason") else "plain kernels"
+    return [f"{name}: {kernels}: {reason}", *_replaced(name, plan.plan)]
 
 
 def first_that_runs(

@@ -23,7 +23,8 @@ def way(backend: str, keys: int) -> Way:
 WAYS = [way("gluon", 128), way("gluon", 64), way("triton", 64)]
 
 
-PLANS = {"forward": print, "backward": SimpleNamespace(reason="it spills")}
+APART = SimpleNamespace(reason="it spills", plan=print)
+PLANS = {"forward": print, "backward": SimpleNamespace(reason="a product waits", plan=APART)}
 
 
 def build(chosen: Way) -> Compiled:
@@ -38,7 +39,10 @@ def test_the_first_that_runs_is_taken():
     assert [w for w, _ in found.refused] == WAYS[:1]
     assert "its blocks need too much" in found.lines()[0]
     assert found.lines()[1] == "taken: gluon, forward in blocks of 128 queries and 64 keys, 8 warps, 2 stages"
-    assert found.lines()[2:] == ["backward: plain kernels: it spills"]
+    assert found.lines()[2:] == [
+        "backward: a kernel for each gradient: a product waits",
+        "backward: plain kernels: it spills",
+    ]
 
 
 def test_what_an_assembler_undoes_is_not_taken():
