@@ -72,7 +72,7 @@ def test_forward_and_gradients_are_each_the_fastest():
     assert (found.way.target.backend, found.way.gradients) == ("gluon", "triton")
     assert found.way.schedule.forward == WAYS[1].schedule.forward
     assert found.way.schedule.dq == WAYS[2].schedule.dq
-    assert found.lines()[-2].endswith(
+    assert found.lines()[-3].endswith(
         "gradients by triton (gluon measured forward 1.000 ms, backward 4.000 ms;"
         " triton measured forward 2.000 ms, backward 3.000 ms)"
     )
