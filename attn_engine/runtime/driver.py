@@ -220,7 +220,11 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return plain()
     if request.deterministic and gradients.grad_captures:
         return plain("gradients of captured tensors in a fixed order")
-    ordered = partial(_gradients, function, gradients, request, backend, plain)
+
+    def short(reason: str = "") -> Part:
+        return _gradients(function, gradients, request, backend, plain, steps=2)
+
+    ordered = partial(_gradients, function, gradients, request, backend, short)
     if request.deterministic or not backend.fuses or not fuses(gradients):
         return ordered()
 
@@ -237,9 +241,13 @@ def _gradients(
     backend: Backend,
     otherwise: Callable[..., Part],
     fused: bool = False,
+    steps: int = 1,
 ) -> Part:
-    """The plan of gradients by a backend's own kernels, or, given a reason why there are none, what there is otherwise."""
-    own = replace(request, schedule=with_gradients(request.schedule, op, fused))
+    """The plan of gradients by a backend's own kernels, or, given a reason why there are none, what there is otherwise.
+
+    `steps` go through the positions of one: shorter ones leave registers for scores of much arithmetic.
+    """
+    own = replace(request, schedule=with_gradients(request.schedule, op, fused, steps))
     way = replace(backend, pipeline=backend.gradients)
     try:
         return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused, apart(op)), otherwise)

@@ -102,9 +102,9 @@ def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
     return False
 
 
-def with_gradients(schedule: Schedule, op: attn.BackwardOp, fused: bool = False) -> Schedule:
-    """With the blocks that kernels of gradients have at the async level."""
-    own, heads = AsyncSchedule(), _heads(op)
+def with_gradients(schedule: Schedule, op: attn.BackwardOp, fused: bool = False, steps: int = 1) -> Schedule:
+    """With the blocks that kernels of gradients have at the async level; `steps` go through the positions of one."""
+    own, heads = AsyncSchedule(gradient_block=AsyncSchedule.gradient_block // steps), _heads(op)
     dq, dkdv = own.gradients(heads, Kind.DQ), own.gradients(heads, Kind.DKDV, fused)
     return replace(schedule, dq=dq or schedule.dq, dkdv=dkdv or schedule.dkdv)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -44,3 +46,19 @@ def test_without_spills(name: str, tmp_path_factory: pytest.TempPathFactory, mon
     assert [part.backend.name for part in parts] == ["gluon", "gluon"]
     assembly = compile_ahead(parts[1].source, kernel)
     assert assembly.products and not assembly.spilled_bytes and not assembly.warnings
+
+
+def test_shorter_steps_where_longer_ones_do_not_come_out_as_they_mean():
+    """Then plain kernels; steps of 32 positions leave registers for what scores compute."""
+    attention, view, _ = CASES["pair"]
+    wrt = ("q", "k", "v", "0")
+    schedule = candidate_schedules(Target("gluon", "sm_90"), attention._traced(view))[0]
+    request = Request(wrt, "gluon", schedule, covered=True)
+    part = driver.to_parts(driver.to_attn(attention._traced(view), wrt), request)[1]
+    found: list[tuple[str, set[str]]] = []
+    while part.plain is not None:
+        found.append((part.backend.name, set(re.findall(r"tensor<64x(\d+)xf32>", str(part.tiles)))))
+        part = part.plain()
+    assert [name for name, _ in found] == ["gluon", "gluon"] and part.backend.name == "triton"
+    (_, long), (_, short) = found
+    assert "32" not in long and "32" in short
