@@ -55,6 +55,20 @@ def test_linear_attention(on_cpu):
     torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
 
 
+def test_decays_with_all_gradients(on_cpu):
+    """Running sums, and numbers that loops carry and branches give; two chunks, the second of them not whole."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 70, h, 16, generator=generator).half() for h in (1, 1, 2))
+    decay = torch.nn.functional.logsigmoid(torch.randn(1, 70, 2, generator=generator))
+    found: list[list[torch.Tensor]] = []
+    for name in ("cpu", "tilelang"):
+        given = [x.clone().requires_grad_() for x in (q, k, v, decay)]
+        o, _ = ae.recurrence(*given[:3], decay=given[3], backend=name)
+        found.append([o.detach(), *torch.autograd.grad((o.float() ** 2).sum(), given)])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got.float(), want.float(), atol=2e-2, rtol=2e-2)
+
+
 def test_without_a_device_the_error_names_what_can_run():
     if torch.cuda.is_available():
         pytest.skip("there is a device")

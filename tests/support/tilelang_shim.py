@@ -101,6 +101,37 @@ reduce_max = _reduce(None, lambda a, b: _T.max(a, b))
 reduce_min = _reduce(None, lambda a, b: _T.min(a, b))
 
 
+@_T.macro
+def _sums(source, target, kept, summed, dim, reverse):
+    """Along one axis of a tile; the target may be the source."""
+    for i in _T.serial(kept):
+        total = _T.alloc_local((1,), source.dtype)
+        total[0] = 0.0
+        for j in _T.serial(summed):
+            k = summed - 1 - j if reverse else j
+            total[0] = total[0] + (source[k, i] if dim == 0 else source[i, k])
+            if dim == 0:
+                target[k, i] = total[0]
+            else:
+                target[i, k] = total[0]
+
+
+@_T.macro
+def _vector_sums(source, target, summed, reverse):
+    total = _T.alloc_local((1,), source.dtype)
+    total[0] = 0.0
+    for j in _T.serial(summed):
+        k = summed - 1 - j if reverse else j
+        total[0] = total[0] + source[k]
+        target[k] = total[0]
+
+
+def cumsum(source, target, dim, reverse):
+    if len(source.shape) == 1:
+        return _vector_sums(source, target, source.shape[0], reverse)
+    return _sums(source, target, source.shape[1 - dim], source.shape[dim], dim, reverse)
+
+
 def get_thread_binding():
     return 0
 

@@ -158,13 +158,16 @@ class TilelangFlattenLoopsPass(ModulePass):
     tile.copy %acc, %sum
     ```
     TileLang moves what stands before the outer loop into it where the inner one copies ahead: sums would start again, or
-    from what registers held. A nest that is no such one, as where the bounds change, loses its stages.
+    from what registers held. A nest that is no such one, as where the bounds change, loses its stages, and so does a loop
+    that carries numbers, which TileLang gives to one side only.
     """
 
     name = "tilelang-flatten-loops"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [k for k in op.ops if isinstance(k, tile.KernelOp)]:
+            for loop in [o for o in kernel.walk() if isinstance(o, scf.ForOp) and o.iter_args]:
+                loop.attributes.pop(STAGES, None)
             for inner in _nests(kernel):
                 outer = inner.parent_op()
                 if isinstance(outer, scf.ForOp) and outer.parent_op() is kernel and _can_be_one(Nest(outer, inner)):
