@@ -24,7 +24,7 @@ from attn_engine.runtime.inspect import View
 from attn_engine.universe import make_context
 
 torch.set_num_threads(1)
-BATCH, HEADS, KV_HEADS, SQ, SKV, D, SCALE = 2, 2, 1, 38, 50, 16, 0.3
+BATCH, HEADS, KV_HEADS, SQ, SKV, D, SCALE = 2, 2, 1, 22, 35, 16, 0.3
 Score = Callable[..., Any]
 
 
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Score], tuple[int, ...]]] = {
     "shared by heads": (shared_by_heads, (SQ + SKV,)),
     "per batch": (per_batch, (BATCH, 7)),
 }
-BLOCKS = {"tall": (32, 16), "square": (32, 32), "wide": (16, 32)}
+BLOCKS = {"tall": (32, 16), "square": (16, 16), "wide": (16, 32)}
 
 
 def causal(b: Any, h: Any, q: Any, kv: Any) -> Any:
