@@ -173,7 +173,7 @@ HIPCC = """#!/bin/sh
 # Stands in for hipcc: notes how it is called, and makes a library with one plan.
 echo "$@" > DIRECTORY/called
 while [ $# -gt 1 ]; do shift; done
-cc -shared -fPIC DIRECTORY/plan.c -o "$1"
+COMPILER -x c -shared -fPIC DIRECTORY/plan.c -o "$1"
 """
 PLAN = """
 const char attn_plans[] = "fill(tensor, f32)";
@@ -195,7 +195,8 @@ class Stream:
 def rocm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: ctypes.CDLL) -> Path:
     """A torch with ROCm, a device, a runtime library and hipcc, all of them pretended."""
     (tmp_path / "plan.c").write_text(PLAN)
-    (tmp_path / "hipcc").write_text(HIPCC.replace("DIRECTORY", str(tmp_path)))
+    compiler = shutil.which("gcc") or toolchain.clang()
+    (tmp_path / "hipcc").write_text(HIPCC.replace("DIRECTORY", str(tmp_path)).replace("COMPILER", compiler))
     (tmp_path / "hipcc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(torch.version, "hip", "6.2")
