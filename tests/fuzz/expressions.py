@@ -71,7 +71,7 @@ UNARY = (
 STEPS = (
     "torch.sign({0})",
     "torch.floor({0} * 1.9) + torch.floor({0} * 0.6)",
-    "torch.ceil({0})",
+    "torch.ceil({0}) + torch.floor({0} * 0.7)",
     "torch.ceil({0} * 1.5)",
     "torch.round({0}) + torch.trunc({0} * 0.7)",
     "torch.trunc({0} * 1.5) - torch.round({0} * 0.4)",
