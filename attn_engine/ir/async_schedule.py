@@ -33,7 +33,7 @@ class AsyncSchedule:
     """Keys of a step of dq, queries of a step of dk and dv."""
     dq_stages: int = 4
     dkdv_stages: int = 3
-    fused_stages: int = 4
+    fused_stages: int = 2
     """At most, of dk and dv where their kernel finds dq too, whose operand and result also pass through shared memory."""
     table_stages: int = 2
     """Blocks of a table of scores that a ring holds."""
