@@ -274,7 +274,7 @@ def test_the_output_leaves_through_the_queries_where_room_is_short():
     torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["causal", "sinks", "sigmoid"])
+@pytest.mark.parametrize("name", ["causal", "sigmoid"])
 def test_slots_may_be_released_at_once(name: str):
     """Behind the wait for the product that read them; nothing carries which are free."""
     made, operands = compiled(name), inputs((1, 2, 1), (300, 129))
