@@ -34,10 +34,10 @@ class AttentionEngine:
         block_mask: another name for `mask_mod`; or a tensor from `create_block_mask`, which hides whole blocks.
         online_func: an `OnlineFunc`, or a row function; softmax if absent.
         query_mod, key_mod, value_mod: elementwise, (x) or (x, b, h, position, channel).
-        tune: measure a handful of schedules at the first call of a kind, and take the fastest.
+        tune: measure a handful of schedules, and on Hopper all backends, at the first call of a kind; take the fastest.
         tune_file: JSON in which measured schedules are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bshd" (batch, positions, heads, channels) or "bhsd".
-        backend: the backend to use; by default cpu on a CPU and triton on a GPU, on Hopper gluon where it is predicted to be faster.
+        backend: the backend to use; by default cpu on a CPU and triton on a GPU; on Hopper the one whose forward should be fastest.
         deterministic: results and gradients, those of captured tensors too, are the same in every run, bit for bit.
 
     Raises:
