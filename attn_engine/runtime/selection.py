@@ -15,6 +15,8 @@ from attn_engine.runtime import op
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Compiled
 
+_SHOWN = 200
+"""Characters of a compiler's message."""
 REFUSALS = (AsyncUnsupportedError, UnsupportedOpError, UnsupportedTileShapeError)
 
 
@@ -74,11 +76,22 @@ def first_that_runs(
     return Chosen(build(ways[-1]), ways[-1], tuple(refused))
 
 
+def refusal(call: Callable[[], object]) -> str | None:
+    """What a first launch raises: compilers that work then refuse in ways of their own, where another backend may not."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+    return None
+
+
 def examine_launched(way: Way, built: Compiled, inputs: op.Call) -> str | None:
     """What the backend says of the forward's kernels after a first launch on the tensors of a call."""
     examine, q = get_backend(way.target.backend).examine, inputs[0]
-    if examine is None or q.is_meta or isinstance(q, FakeTensor) or not q.is_cuda:
+    if q.is_meta or isinstance(q, FakeTensor) or not q.is_cuda:
         return None
+    if examine is None:
+        return refusal(lambda: op.run_forward(built, inputs))
     op.run_forward(built, inputs)
     own = [examine(text) for backend, text in built.parts if backend == way.target.backend]
     return next((found.reason for found in own if found.reason is not None), None)
@@ -109,9 +122,14 @@ def fastest(
             refused.append((own[-1], str(error)))
             continue
         refused += chosen.refused
-        measured[chosen.way] = chosen.compiled, measure(chosen.compiled)
+        times: dict[str, float] = {}
+        reason = refusal(lambda chosen=chosen, times=times: times.update(measure(chosen.compiled)))
+        if reason is None:
+            measured[chosen.way] = chosen.compiled, times
+        else:
+            refused.append((chosen.way, reason))
     if not measured:
-        build(ways[-1])
+        return Chosen(build(ways[-1]), ways[-1], tuple(refused))
     best = {plan: min(measured, key=lambda way: measured[way][1][plan]) for plan in next(iter(measured.values()))[1]}
     told = {way: _told(seconds) for way, (_, seconds) in measured.items()}
     taken = _joined(best["forward"], best.get("backward", best["forward"]))

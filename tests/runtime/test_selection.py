@@ -12,7 +12,7 @@ from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.schedule import Heads, KernelSchedule, Schedule
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Compiled
-from attn_engine.runtime.selection import Way, fastest, first_that_runs
+from attn_engine.runtime.selection import Way, fastest, first_that_runs, refusal
 
 
 def way(backend: str, keys: int) -> Way:
@@ -90,6 +90,18 @@ def test_a_backend_that_refuses_is_not_measured():
     assert found.way is WAYS[2] and "need too much" in found.refused[0][1]
     with pytest.raises(AsyncUnsupportedError):
         fastest(WAYS[:1], build, lambda way, built: None, times)
+
+
+def test_a_compiler_that_fails_at_the_first_launch_is_passed_over():
+    def fails(built: Any) -> dict[str, float]:
+        if built.way.target.backend == "gluon":
+            raise RuntimeError("no layout found")
+        return times(built)
+
+    found = fastest(WAYS, build, lambda way, built: None, fails)
+    assert found.way is WAYS[2] and (WAYS[1], "RuntimeError: no layout found") in found.refused
+    assert refusal(lambda: 1 // 0) == "ZeroDivisionError: integer division or modulo by zero"
+    assert refusal(lambda: None) is None
 
 
 @pytest.mark.parametrize("heads", [(64, 64), (96, 96), (128, 128), (192, 128), (128, 256), (256, 256)])
