@@ -60,6 +60,21 @@ def test_hopper_runs_a_product_beside_the_next_weights(source: str):
     assert "tma_store" in text and "wait_wgmma<0>" in text[: text.index("for (int trip_1 = 1;")]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
+def test_a_scheduled_forward_runs_in_order_elsewhere(source: str, arch: str):
+    text = lowered(source, "forward_kernel", arch)
+    assert ("mma_sync" if arch == "sm_80" else "mfma") in text and "wgmma" not in text
+
+
+def test_a_scheduled_forward_runs_in_order_on_tensors_that_lie_otherwise(source: str):
+    """One of them cannot be copied in bulk: then none is."""
+    from attn_engine.backends.tilelang.build import lower
+
+    one = one_kernel(source, "forward_kernel")
+    text = lower(one.replace("ahead = HOPPER and q_unit", "ahead = False and q_unit"), "sm_90a")["forward_kernel"]
+    assert "tma_load" not in text and "wgmma" in text
+
+
 def test_gradients_for_amd(source: str):
     assert "mfma" in lowered(source, "backward_dq", "gfx90a")
 
@@ -78,8 +93,11 @@ def test_only_the_loop_copies_ahead(source: str):
     """TileLang waits for earlier bulk copies in the loop, which may run not even once."""
     for kernel in source.split("@T.prim_func")[1:]:
         before, _, inside = kernel.partition("T.Pipelined(")
-        assert ("disable_tma=not" in before) == ("T.annotate_ws_schedule" in before)
-        assert ("disable_tma=not k_unit" in inside) or ("disable_tma=not q_unit" in inside) or not inside
+        is_scheduled = "T.annotate_ws_schedule" in before
+        assert ("disable_tma=not" in before) == is_scheduled
+        facts = set(re.findall(r"disable_tma=not (\w+)", kernel))
+        assert facts == {"ahead"} if is_scheduled else "ahead" not in facts
+        assert ("k_unit" in facts) or ("q_unit" in facts) or is_scheduled or not inside
 
 
 def test_registers_are_shared_where_there_are_enough_threads(source: str):

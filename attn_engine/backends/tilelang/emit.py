@@ -138,6 +138,9 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     trips = f"T.ceildiv({upper} - {lower}, {step})"  # below 0 is none: a maximum would stop TileLang's pipeliner
     trips = f"T.max({trips}, 1)" if ONCE in op.attributes else trips
     depth = f"num_stages=min({stages}, {printer.depth})"
+    depth = (
+        f"{depth} if {printer.ahead} else 0" if printer.mark(op) else depth
+    )  # what it keeps stops TileLang's own plan
     loop = f"T.Pipelined({', '.join([trips, depth, *printer.mark(op)])})" if stages > 1 else f"T.serial({trips})"
     printer.trip = printer.names.fresh("trip")
     with printer.writer.block(f"for {printer.trip} in {loop}:"):

@@ -52,8 +52,9 @@ def _region(printer: KernelPrinter, op: tile.Access, tensor: SSAValue, shape: Se
 
 
 def _copy_block(printer: KernelPrinter, op: Copy, source: str, target: str) -> None:
-    """TileLang's own copy. The device's bulk copies want 16 bytes at a time."""
-    disabled = f"not {printer.unit[tensor_of(op)]}" if BULK in op.attributes else "True"
+    """TileLang's own copy. Bulk copies want 16 bytes at a time; those of a kernel with a schedule are all so or none."""
+    fact = printer.ahead if printer.ids else printer.unit[tensor_of(op)]
+    disabled = f"not {fact}" if BULK in op.attributes else "True"
     printer.writer.line(f"T.copy({', '.join([source, target, f'disable_tma={disabled}', *printer.mark(op)])})")
 
 
