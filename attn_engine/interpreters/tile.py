@@ -282,12 +282,15 @@ def _range(machine: Machine, op: tile.RangeOp) -> Sequence[Tensor]:
 
 
 def _dot(machine: Machine, op: tile.DotOp) -> Sequence[Tensor]:
-    """Small products are sums in one order, as on devices: the same bits whatever the size of the block around."""
     a, b, acc = machine.get([op.a, op.b, op.acc])
-    a, b = a.to(acc.dtype), b.to(acc.dtype)
+    return [acc + matmul(a.to(acc.dtype), b.to(acc.dtype))]
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Small ones are sums in one order, as on devices: the same bits whatever the size of the block around."""
     if a.shape[0] * a.shape[1] * b.shape[1] > MOST_PRODUCTS:
-        return [acc + a @ b]
-    return [acc + (a[:, None, :] * b.mT[None]).sum(-1)]
+        return a @ b
+    return (a[:, None, :] * b.mT[None]).sum(-1)
 
 
 MOST_PRODUCTS = 2**15

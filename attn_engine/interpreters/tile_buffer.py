@@ -25,7 +25,7 @@ from attn_engine.dialects.tile_types import BufferType, MemorySpace
 from attn_engine.errors import AttnEngineError
 from attn_engine.interpreters import tile_memory
 from attn_engine.interpreters.scalar import exact_dtype, oracle_dtypes
-from attn_engine.interpreters.tile import REDUCE, Argument, Machine, find, place, scan
+from attn_engine.interpreters.tile import REDUCE, Argument, Machine, find, matmul, place, scan
 
 
 class MissingBarrierError(AttnEngineError):
@@ -177,8 +177,8 @@ def _gemm(machine: BufferMachine, op: compute.GemmOp) -> Result:
     a, b, acc = machine.get([op.a, op.b, op.acc])
     a = a.T if op.transpose_a is not None else a
     b = b.T if op.transpose_b is not None else b
-    product = a.to(acc.dtype) @ b.to(acc.dtype)
-    acc.copy_(product if op.clear is not None else acc + product)
+    summed = matmul(a.to(acc.dtype), b.to(acc.dtype))
+    acc.copy_(summed if op.clear is not None else acc + summed)
     return []
 
 
