@@ -114,8 +114,8 @@ class MaskReader:
             return Linear(int(number)) if abs(number) <= LARGEST else None
         if value in self.positions:
             return Linear.of(self.positions[value])
-        known = value in self.legible and isinstance(value.owner, Operation)
-        if known and (found := self._arithmetic(value.owner)) is not None:
+        op = value.owner
+        if value in self.legible and isinstance(op, Operation) and (found := self._arithmetic(op)) is not None:
             return found
         return Linear.of(Leaf(value)) if value in self.uniform and value.type == i64 else None
 
