@@ -16,9 +16,9 @@ func.func @f(%q: tensor<?x?x?x16xf32>, %k: tensor<?x?x?x8xf32>, %scale: f32) {
 
 // -----
 
-// CHECK: the gradient of a decay needs the decay and p
+// CHECK: the gradient of a decay needs the decay, p and n
 func.func @f(%r: tensor<?x?x?xf32>) {
-  %d = attn.token_gradients %r decay %r : tensor<?x?x?xf32> decay tensor<?x?x?xf32> -> decay tensor<?x?x?xf32>
+  %d = attn.token_gradients p %r decay %r : p tensor<?x?x?xf32> decay tensor<?x?x?xf32> -> decay tensor<?x?x?xf32>
   func.return
 }
 
@@ -26,7 +26,15 @@ func.func @f(%r: tensor<?x?x?xf32>) {
 
 // CHECK: states are the final state and its gradient, got 1
 func.func @f(%r: tensor<?x?x?xf32>, %s: tensor<?x?x8x8xf32>) {
-  %d = attn.token_gradients %r weight %r states %s : tensor<?x?x?xf32> weight tensor<?x?x?xf32> states tensor<?x?x8x8xf32> -> weight tensor<?x?x?xf32>
+  %d = attn.token_gradients r %r states %s : r tensor<?x?x?xf32> states tensor<?x?x8x8xf32> -> weight tensor<?x?x?xf32>
+  func.return
+}
+
+// -----
+
+// CHECK: ends are those of segments: give both or neither
+func.func @f(%r: tensor<?x?x?xf32>) {
+  %d = attn.token_gradients r %r ends %r : r tensor<?x?x?xf32> ends tensor<?x?x?xf32> -> weight tensor<?x?x?xf32>
   func.return
 }
 
