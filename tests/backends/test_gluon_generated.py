@@ -223,6 +223,15 @@ def test_a_trained_capture_costs_no_spill():
     assert "atom" in compiled.ptx or "red" in compiled.ptx
 
 
+def backends_in_turn(part: driver.Part | None) -> list[str]:
+    """Of a plan, and of what takes its place if its kernels come out badly, and so on."""
+    found: list[str] = []
+    while part is not None:
+        found.append(part.backend.name)
+        part = None if part.plain is None else part.plain()
+    return found
+
+
 def test_forward_and_backward_are_texts_of_their_own():
     found = parts(Definition(mask_mod=library.causal))
     for part, plan in zip(found, ("forward", "backward"), strict=True):
@@ -231,14 +240,22 @@ def test_forward_and_backward_are_texts_of_their_own():
         assert emit(Parser(driver.context(), str(part.tiles)).parse_module()) == text
         assert "warp_specialize" in text and f"def {plan}(" in text
     assert isinstance(found[1].build(found[1].source)["backward"], Guarded)
-    assert found[1].plain is not None and found[1].plain().backend.name == "triton"
+    assert backends_in_turn(found[1]) == ["gluon", "gluon", "triton"]
 
 
-def test_a_backward_that_stays_plain_says_why():
-    bias = torch.zeros(1, 2, 64, 64)
-    _, part = parts(Definition(score_mod=lambda s, b, h, q, kv: s + bias[b, h, q, kv]), (*GRADIENTS, "0"), d=64)
-    assert part.backend.name == "triton"
-    assert 'plain = "it adds to a capture\'s gradient score by score"' in str(part.tiles)
+@pytest.mark.parametrize(
+    ("ordered", "reason"),
+    [
+        (False, "it adds to a capture's gradient score by score"),
+        (True, "gradients of captured tensors in a fixed order"),
+    ],
+)
+def test_a_backward_that_stays_plain_says_why(ordered: bool, reason: str):
+    table = torch.zeros(64)
+    scores = Definition(score_mod=lambda s, b, h, q, kv: s + table[(q * kv) % 64])
+    _, part = parts(scores, (*GRADIENTS, "0"), d=64, fused=not ordered)
+    assert part.backend.name == "triton" and part.reason == reason
+    assert f'plain = "{reason}"' in str(part.tiles)
     assert emit_triton(Parser(driver.context(), str(part.tiles)).parse_module()) == part.source
 
 

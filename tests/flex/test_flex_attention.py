@@ -136,7 +136,7 @@ def test_our_block_masks_agree_with_torch_on_every_block():
         full = listed_states(other) == 2
         assert bool((ours.states()[full] == 2).all())
     assert create_block_mask(causal, None, None, 40, 40, BLOCK_SIZE=16).sparsity() == pytest.approx(100 / 3)
-    assert "0.00 % of blocks hidden" in str(ours)
+    assert "sparsity=0.00%" in str(ours)
 
 
 def test_tables_are_read_by_batch_and_head():
