@@ -12,6 +12,8 @@ from xdsl.ir import Block, BlockArgument
 from attn_engine.dialects import attn
 from attn_engine.errors import CaptureSizeError, NoGradientError
 from attn_engine.frontend.checks import Sizes
+from attn_engine.pipelines import ATTN_ANALYSIS
+from attn_engine.runtime.driver import run_passes
 
 # Region, the place of b among its arguments (h follows), and what h counts there.
 _PLACES = (
@@ -73,6 +75,17 @@ class CaptureRules:
 
 def capture_rules(module: ModuleOp, names: Sequence[str]) -> CaptureRules:
     """The rules for the captures of a traced module."""
+    as_lowered = module.clone()
+    run_passes(as_lowered, ATTN_ANALYSIS[:1])
+    needed, wanted, mask_only = _rules(module, names)
+    # Kernels take an index as direct once q + 0 is q.
+    more_needed, more_wanted, _ = _rules(as_lowered, names)
+    needed, wanted = dict.fromkeys((*needed, *more_needed)), dict.fromkeys((*wanted, *more_wanted))
+    return CaptureRules(tuple(names), tuple(needed), tuple(wanted), mask_only)
+
+
+def _rules(module: ModuleOp, names: Sequence[str]) -> tuple[list[Needed], list[Needed], tuple[int, ...]]:
+    """What must be long enough, what had better be, and the captures that only the mask reads."""
     attention = next(op for op in module.walk() if isinstance(op, attn.AttentionOp))
     needed: list[Needed] = []
     wanted: list[Needed] = []
@@ -88,8 +101,7 @@ def capture_rules(module: ModuleOp, names: Sequence[str]) -> CaptureRules:
             wanted += _needed(block, offset, {first + 2: "q_len", first + 3: "kv_len"})
         if name != "mask":
             smooth |= {n for n in range(len(names)) if block.args[offset + n].uses}
-    mask_only = tuple(n for n in range(len(names)) if n not in smooth)
-    return CaptureRules(tuple(names), tuple(dict.fromkeys(needed)), tuple(dict.fromkeys(wanted)), mask_only)
+    return needed, wanted, tuple(n for n in range(len(names)) if n not in smooth)
 
 
 def _needed(block: Block, offset: int, sizes: dict[int, str]) -> list[Needed]:

@@ -20,6 +20,12 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Score], bool, bool]] 
     "pair, causal": ((BATCH, HEADS, SQ, SKV), lambda t: lambda s, b, h, q, kv: s + t[b, h, q, kv], True, True),
     "heads first": ((HEADS, BATCH, SQ, SKV), lambda t: lambda s, b, h, q, kv: s * t[h, b, q, kv], False, True),
     "longer": ((BATCH, HEADS, SQ + 3, SKV + 5), lambda t: lambda s, b, h, q, kv: s + t[b, h, q, kv], False, False),
+    "longer, of sums with 0": (
+        (BATCH, HEADS, SQ + 3, SKV + 5),
+        lambda t: lambda s, b, h, q, kv: s + t[b, h, q + 0, kv + 0],
+        False,
+        False,
+    ),
     "twice": (
         (BATCH, HEADS, SQ, SKV),
         lambda t: lambda s, b, h, q, kv: s * t[b, h, q, kv] + t[b, h, q, 0],
