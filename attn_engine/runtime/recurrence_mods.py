@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime import recurrence_op
+from attn_engine.runtime.recurrence_tune import active_tuner, tuning
 
 NAMES: tuple[str, ...] = ("q", "k", "v", "decay", "initial")
 Make = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
@@ -59,7 +60,7 @@ class _Recurrence(torch.autograd.Function):
         results = recurrence_op.recurrence_of_mods(
             operands, modified.traced, read, 1.0, modified.final, modified.backend
         )
-        ctx.modified = modified
+        ctx.modified, ctx.tuner = modified, active_tuner()
         ctx.save_for_backward(q, k, v, decay, initial, *inputs, *results[1:])
         return results[0], results[1] if modified.final else q.new_empty(0)
 
@@ -77,7 +78,8 @@ class _Recurrence(torch.autograd.Function):
             made = modified.make(leaves[:4], [x for x in leaves[5:] if x is not None])
         operands: dict[str, Tensor | None] = dict(zip(NAMES, (*made, leaves[4]), strict=True))
         wrt = [name for name, x in operands.items() if x is not None and x.requires_grad]
-        d_made = _gradients(operands, wrt, grads, final if modified.final else None, modified.backend)
+        with tuning(ctx.tuner):
+            d_made = _gradients(operands, wrt, grads, final if modified.final else None, modified.backend)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         outputs = [x for name in wrt if (x := operands[name]) is not None]
         rest = iter(torch.autograd.grad(outputs, wanted, d_made, allow_unused=True))

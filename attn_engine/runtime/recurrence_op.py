@@ -20,7 +20,7 @@ from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
-from attn_engine.runtime.recurrence_tune import tuned
+from attn_engine.runtime.recurrence_tune import active_tuner, tuned, tuning
 
 
 def compilation(
@@ -244,7 +244,7 @@ ARGUMENTS = ("q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "sca
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     q, k, v, decay, beta, weight, initial, bounds, scale, _final, _stepwise, backend = inputs
     ctx.save_for_backward(q, k, v, decay, beta, weight, initial, bounds, *output[1:])
-    ctx.scale, ctx.backend, ctx.shape = scale, backend, output[0].shape
+    ctx.scale, ctx.backend, ctx.shape, ctx.tuner = scale, backend, output[0].shape, active_tuner()
 
 
 def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
@@ -253,22 +253,11 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     d_o = grads[0] if grads[0] is not None else v.new_zeros(ctx.shape)
     d_final = grads[1] if len(grads) > 1 else None
     final = rest[0] if d_final is not None else None
-    found = recurrence_backward(
-        q,
-        k,
-        v,
-        decay,
-        beta,
-        weight,
-        initial,
-        bounds,
-        d_o.to(v.dtype),
-        final,
-        d_final,
-        ctx.scale,
-        ctx.backend,
-        " ".join(wrt),
-    )
+    with tuning(ctx.tuner):
+        found = recurrence_backward(
+            q, k, v, decay, beta, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend,
+            " ".join(wrt),
+        )  # fmt: skip
     named = dict(zip(wrt, found, strict=True))
     return tuple(named.get(name) for name in ARGUMENTS)
 

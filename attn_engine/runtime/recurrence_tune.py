@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from attn_engine.errors import TuneFileError
-from attn_engine.frontend.recurrence import Kind
+from attn_engine.ir.schedule import padded
 from attn_engine.passes.attn_schedule_recurrence import LARGEST_KEY, WARPGROUP_ROWS
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, compiled_for
@@ -95,20 +95,19 @@ def _allowed(start: Request, candidate: Request) -> bool:
         return True
     if schedule.chained and not place.chains:
         return False
-    narrow = schedule.value_block < WARPGROUP_ROWS and kind.beta
+    narrow = min(schedule.value_block, padded(kind.value)) < WARPGROUP_ROWS and kind.beta
     return not (place.careful and (narrow or max(kind.key, kind.value) > LARGEST_KEY))
 
 
 # --- which tuner a call has ----------------------------------------------------------------------------
 
 _ACTIVE: ContextVar[RecurrenceTuner | None] = ContextVar("recurrence_tuner", default=None)
-_OF_KIND: dict[Kind, RecurrenceTuner] = {}
 _FOUND: dict[tuple[RecurrenceTuner, Request, bool], Request] = {}
 
 
 @contextmanager
 def tuning(tuner: RecurrenceTuner | None) -> Generator[None]:
-    """Recurrences that are called inside, and their gradients later, in whatever thread, have a tuner."""
+    """Recurrences that are called inside have a tuner, and their gradients later: autograd keeps it for them."""
     token = _ACTIVE.set(tuner)
     try:
         yield
@@ -116,15 +115,16 @@ def tuning(tuner: RecurrenceTuner | None) -> Generator[None]:
         _ACTIVE.reset(token)
 
 
+def active_tuner() -> RecurrenceTuner | None:
+    """That of the calls that are made here."""
+    return _ACTIVE.get()
+
+
 def tuned(
     compiled: Compiled, run: Callable[[Compiled], object], device: torch.device, backward: bool = False
 ) -> Compiled:
     """The same compilation, or a faster one; `run` makes the call that is waited for."""
-    kind = replace(compiled.request.kind, final=False, mods=None)
-    active = _ACTIVE.get()
-    if active is not None:
-        _OF_KIND[kind] = active
-    tuner = _OF_KIND.get(kind)
+    tuner = active_tuner()
     if tuner is None or compiled.request.schedule.chunk == 1:
         return compiled
     key = (tuner, compiled.request, backward)
@@ -150,9 +150,17 @@ def read_file(file: str) -> dict[str, Change]:
         raise TuneFileError(file, "holds no object of forms")
     entries = cast("dict[str, Any]", found)
     for key, change in entries.items():
-        if not isinstance(change, dict) or set(cast("dict[str, Any]", change)) - set(vars(Schedule())):
+        if not isinstance(change, dict) or not all(
+            _is_option(*item) for item in cast("dict[str, Any]", change).items()
+        ):
             raise TuneFileError(file, f"has no form of a recurrence at '{key}'")
     return entries
+
+
+def _is_option(name: str, value: object) -> bool:
+    """Numbers of a form are at least 1."""
+    default = vars(Schedule()).get(name)
+    return type(value) is type(default) and (type(value) is not int or value >= 1)
 
 
 def write_file(file: str, key: str, change: Change) -> None:

@@ -22,13 +22,25 @@ REQUEST = Request(Kind(torch.bfloat16, 128, 128, "token"), "triton", Schedule(),
 @pytest.fixture(autouse=True)
 def forgotten():
     yield
-    recurrence_tune._OF_KIND.clear()
     recurrence_tune._FOUND.clear()
 
 
 def engine(key, file="", **options):
     metas = [meta_tensor("B", 2, "S", n, dtype=torch.float32) for n in (key, key, 16)]
     return LinearAttentionEngine(metas, tune_file=str(file), **options)
+
+
+def counting(monkeypatch):
+    """The measurements made from here on; later candidates are always faster."""
+    seen = []
+
+    def seconds(run, device):
+        run()
+        seen.append(1)
+        return 1.0 / len(seen)
+
+    monkeypatch.setattr(recurrence_tune, "seconds_of", seconds)
+    return seen
 
 
 def call(engine, key):
@@ -45,14 +57,7 @@ def call(engine, key):
 
 
 def test_the_fastest_form_is_taken_and_kept_forward_and_backward(tmp_path, monkeypatch):
-    file, seen = tmp_path / "forms.json", []
-
-    def seconds(run, device):
-        run()
-        seen.append(1)
-        return 1.0 / len(seen)  # later candidates are always faster
-
-    monkeypatch.setattr(recurrence_tune, "seconds_of", seconds)
+    file, seen = tmp_path / "forms.json", counting(monkeypatch)
     call(engine(8, file, tune=True), 8)
     entries = json.loads(file.read_text())
     assert [entry["chunk"] for entry in entries.values()] == [128, 128]
@@ -62,6 +67,17 @@ def test_the_fastest_form_is_taken_and_kept_forward_and_backward(tmp_path, monke
     call(engine(8, file), 8)
     assert len(seen) == 6
     assert {request.schedule.chunk for request in recurrence_tune._FOUND.values()} == {128}
+
+
+@pytest.mark.parametrize("mod", [None, lambda x: x * 1.0])
+def test_calls_of_others_are_not_measured(mod, monkeypatch):
+    seen = counting(monkeypatch)
+    call(engine(48, tune=True, q_mod=mod), 48)
+    assert len(seen) == 6
+    recurrence_tune._FOUND.clear()
+    call(engine(48, q_mod=mod), 48)
+    assert len(seen) == 6
+    assert not recurrence_tune._FOUND
 
 
 def test_without_a_file_and_without_measuring_nothing_changes(tmp_path):
@@ -91,6 +107,22 @@ def test_what_a_place_rules_out_is_not_tried(change):
     search(start, lambda request: seen.append(request.schedule) or 1.0)
     assert any(s.chained for s in seen) == ("careful" in change)
     assert any(s.value_block < 64 for s in seen) == ("chains" in change)
+
+
+def test_care_is_kept_where_channels_are_narrow():
+    kind, seen = Kind(torch.bfloat16, 128, 32, "token", beta=True), []
+    start = replace(REQUEST, kind=kind, place=replace(REQUEST.place, careful=True))
+    assert search(start, lambda request: seen.append(request) or 1.0) == start
+    assert seen == [start]
+
+
+@pytest.mark.parametrize(
+    "change", [{"chunk": "x"}, {"chunk": 0}, {"pieces": -1}, {"pad": 1}, {"num_warps": True}, {"chunk": 64.0}]
+)
+def test_other_options_of_a_form_are_refused(change, tmp_path):
+    (tmp_path / "forms.json").write_text(json.dumps({"a": change}))
+    with pytest.raises(TuneFileError, match="no form of a recurrence at 'a'"):
+        recurrence_tune.read_file(str(tmp_path / "forms.json"))
 
 
 @pytest.mark.parametrize("text", ["no", "[]", '{"a": 3}', '{"a": {"warp": 3}}'])
