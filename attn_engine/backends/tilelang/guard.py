@@ -87,11 +87,13 @@ def guard_masks(body: Block) -> None:
 
 
 def _masked(op: BufferMapOp) -> Iterator[tuple[int, arith.SelectOp]]:
-    """Outputs that are a value where it is visible, else a constant."""
+    """Outputs that are a value where it is visible, else a constant, and that nothing else is computed from."""
     end = op.body.block.last_op
     assert end is not None
     for number, value in enumerate(end.operands):
-        if isinstance(value.owner, arith.SelectOp) and isinstance(value.owner.rhs.owner, arith.ConstantOp):
+        if not isinstance(value.owner, arith.SelectOp) or not isinstance(value.owner.rhs.owner, arith.ConstantOp):
+            continue
+        if all(use.operation is end for use in value.uses):
             yield number, value.owner
 
 
