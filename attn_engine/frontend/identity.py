@@ -32,9 +32,13 @@ _CONSTANT_MODULES = frozenset(
 )
 _WALKED = frozenset(
     {
+        "attn_engine.compat.attention_autotuner",
+        "attn_engine.frontend.mask_algebra",
         "attn_engine.frontend.packed",
         "attn_engine.library",
+        "attn_engine.masks",
         "attn_engine.runtime.block_mask",
+        "attn_engine.runtime.engine",
         "torch.nn.attention.flex_attention",
     }
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +121,38 @@ def test_other_lengths_compile_nothing():
         first = count()
         attn_engine.attention(*qkv(sq=19, skv=31), mask_mod=mask)
     assert first == count() == 0
+
+
+def test_other_lengths_trace_nothing():
+    attend = attn_engine.compile(mask_mod=~(~masks.causal(bottom_right=True) & ~masks.sinks(2)))
+    for sq, skv in ((40, 50), (50, 40), (7, 90), (40, 50)):
+        attend(*qkv(sq=sq, skv=skv))
+    assert len(attend._memory.traces) == 1
+
+
+REACH = 3
+
+
+def near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx >= q_idx - REACH
+
+
+COMPOSED = masks.causal & near
+
+
+def through_a_global(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return COMPOSED(b, h, q_idx, kv_idx)
+
+
+@pytest.mark.parametrize(
+    "mask", [COMPOSED, through_a_global, ~(near | ~masks.causal), masks.causal(bottom_right=True) & near]
+)
+def test_what_a_composed_function_reads_is_read_at_each_call(mask: Any, monkeypatch: pytest.MonkeyPatch):
+    attend, tensors = attn_engine.compile(mask_mod=mask), qkv(sq=40, skv=40)
+    first = attend(*tensors)
+    monkeypatch.setattr(sys.modules[__name__], "REACH", 30)
+    fresh = attn_engine.compile(mask_mod=mask)(*tensors)
+    assert torch.equal(attend(*tensors), fresh) and not torch.allclose(fresh, first)
 
 
 def test_packed_sequences_each_have_their_own_end():

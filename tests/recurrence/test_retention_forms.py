@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -68,3 +71,14 @@ def test_the_parallel_form_trains_its_mask(shape):
 def test_a_mask_of_other_tensors_is_refused(shape):
     with pytest.raises(AttnEngineError, match="mask"):
         RetNetAttnFunc(*operands(), torch.ones(shape))
+
+
+def test_masks_of_earlier_calls_are_not_kept():
+    q, masks = torch.randn(1, 2, 16, 16), list[weakref.ref[torch.Tensor]]()
+    for _ in range(2):
+        mask = torch.rand(1, 2, 16, 16)
+        masks.append(weakref.ref(mask))
+        RetNetAttnFunc(q, q, q, mask)
+        del mask
+    gc.collect()
+    assert all(kept() is None for kept in masks)
