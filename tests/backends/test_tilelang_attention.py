@@ -69,6 +69,19 @@ def test_decays_with_all_gradients(on_cpu):
         torch.testing.assert_close(got.float(), want.float(), atol=2e-2, rtol=2e-2)
 
 
+def test_gradients_of_values_that_no_query_sees(on_cpu):
+    """Their loop over heads and queries, which is one, has no iteration and yet runs."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(1, h, n, 64, generator=generator).half() for h, n in ((4, 64), (2, 200), (2, 200)))
+    found: list[torch.Tensor] = []
+    for name in ("cpu", "tilelang"):
+        given = v.clone().requires_grad_()
+        o = ae.attention(q, k, given, mask_mod=ae.library.causal, backend=name)
+        found += torch.autograd.grad((o.float() ** 2).sum(), given)
+    assert not found[1][:, :, 64:].any()
+    torch.testing.assert_close(found[1], found[0], atol=2e-2, rtol=2e-2)
+
+
 def test_without_a_device_the_error_names_what_can_run():
     if torch.cuda.is_available():
         pytest.skip("there is a device")

@@ -110,9 +110,11 @@ def _flatten(nest: Nest) -> None:
         arith.ConstantOp.from_int_and_width(0, 32),
         arith.ConstantOp.from_int_and_width(1, 32),
     )
-    _add([count, start, step], outer)
+    # An overlapped loop runs once even if it has no iteration: as the first of both loops, not with a division by 0.
+    divisor = arith.MaxSIOp(columns, step.result)
+    _add([count, start, step, divisor], outer)
     body = Block(arg_types=[i32])
-    row, column = arith.DivSIOp(body.args[0], columns), arith.RemSIOp(body.args[0], columns)
+    row, column = arith.DivSIOp(body.args[0], divisor.result), arith.RemSIOp(body.args[0], divisor.result)
     body.add_ops([row, column])
     for loop, number in ((outer, row.result), (inner, column.result)):
         loop.body.block.args[0].replace_all_uses_with(_place(loop, number, body))
@@ -149,11 +151,12 @@ class TilelangFlattenLoopsPass(ModulePass):
     ```
     becomes
     ```
+    %divisor = arith.maxsi %blocks, %c1 : i32
     tile.copy %sum, %acc
     scf.for %t = %c0 to %all step %c1 : i32 {
-      %g = arith.divsi %t, %blocks : i32
+      %g = arith.divsi %t, %divisor : i32
       %h = arith.addi %first, %g : i32
-      ... %n0, from arith.remsi %t, %blocks
+      ... %n0, from arith.remsi %t, %divisor
     } {stages = 3 : i64}
     tile.copy %acc, %sum
     ```

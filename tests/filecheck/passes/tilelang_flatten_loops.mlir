@@ -15,10 +15,12 @@ tile.kernel @k(%x: !tile.global<2 x f32>, %n: i32, %first: i32, %group: i32) att
   // CHECK: %[[COUNT:.*]] = arith.ceildivsi %full, %c64 : i32
   // CHECK: %[[TRIPS:.*]] = arith.maxsi %[[COUNT]], %{{.*}} : i32
   // CHECK: %[[ALL:.*]] = arith.muli %{{.*}}, %[[TRIPS]] : i32
+  // CHECK: %[[ONE:.*]] = arith.constant 1 : i32
+  // CHECK: %[[DIVISOR:.*]] = arith.maxsi %[[TRIPS]], %[[ONE]] : i32
   // CHECK: tile.copy %sum, %acc
   // CHECK-NEXT: scf.for %[[T:.*]] = %{{.*}} to %[[ALL]] step %{{.*}} : i32 {
-  // CHECK-DAG: %[[G:.*]] = arith.divsi %[[T]], %[[TRIPS]] : i32
-  // CHECK-DAG: %[[B:.*]] = arith.remsi %[[T]], %[[TRIPS]] : i32
+  // CHECK-DAG: %[[G:.*]] = arith.divsi %[[T]], %[[DIVISOR]] : i32
+  // CHECK-DAG: %[[B:.*]] = arith.remsi %[[T]], %[[DIVISOR]] : i32
   // CHECK: %[[J:.*]] = arith.muli %[[B]], %c64 : i32
   // CHECK: %[[H:.*]] = arith.addi %first, %[[G]] : i32
   // CHECK-NEXT: tile.copy_in %x[%[[H]], %[[J]]]
