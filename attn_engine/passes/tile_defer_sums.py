@@ -171,9 +171,13 @@ def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> Non
 
 
 def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
-    """Products that came in front of the arithmetic start behind it: two results in flight would take too many registers."""
+    """Products that came in front of the arithmetic start behind it: two results in flight would take too many registers.
+
+    Those that the arithmetic itself needs stay: without dv, it needs all.
+    """
     ops = [op for op in body.ops if op.is_before_in_block(anchor)]
-    dots = [op for op in ops if isinstance(op, AsyncDotOp) and op.result is not started]
+    needs = {pending for op in ops if isinstance(op, WaitOp) for pending in op.pending}
+    dots = [op for op in ops if isinstance(op, AsyncDotOp) and op.result is not started and op.result not in needs]
     needed = chain(body, dots)
     starts = [op for op in needed if isinstance(op, tile.MapOp)]
     reads = [op for op in needed if isinstance(op, ReadOp) and all(u.operation in starts for u in op.result.uses)]
