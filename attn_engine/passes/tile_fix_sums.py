@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -311,8 +311,8 @@ def _replace(op: Operation, scope: Scope) -> None:
     op.erase()
 
 
-def sums_of(kernel: tile.KernelOp, launch: tile.LaunchOp) -> list[FixedSum]:
-    """What a kernel adds to in an order that may change its bits."""
+def sums_of(kernel: tile.KernelOp, launch: tile.LaunchOp, used: Container[SSAValue] = ()) -> list[FixedSum]:
+    """What a kernel adds to in an order that may change its bits; `used` is what earlier launches may have added to."""
     found: dict[SSAValue, list[Add]] = {}
     for op in kernel.walk():
         if isinstance(op, tile.AddDiagonalsOp):
@@ -322,12 +322,13 @@ def sums_of(kernel: tile.KernelOp, launch: tile.LaunchOp) -> list[FixedSum]:
                 raise PassError(NAME, f"@{kernel.sym_name.data} adds whole tiles: convert with `single`")
             found.setdefault(op.target, []).append(Add(op, kernel))
     arguments: dict[SSAValue, SSAValue] = dict(zip(kernel.body.block.args, launch.arguments, strict=True))
-    return [FixedSum(target, arguments[target], adds) for target, adds in found.items() if not _commute(adds)]
+    sums = [FixedSum(target, arguments[target], adds) for target, adds in found.items()]
+    return [s for s in sums if not _commute(s.adds, 1 if s.memory in used else 2)]
 
 
-def _commute(adds: Sequence[Add]) -> bool:
-    """Whether at most two numbers are added to 0 in each place: a sum of two has no order."""
-    return len(adds) <= 2 and all(meetings(add) == () for add in adds)
+def _commute(adds: Sequence[Add], most: int) -> bool:
+    """Whether at most two numbers are added to 0 in each place, or one to any number: a sum of two has no order."""
+    return len(adds) <= most and all(meetings(add) == () for add in adds)
 
 
 @dataclass(frozen=True)
@@ -336,8 +337,8 @@ class TileFixSumsPass(ModulePass):
 
     A copy of the kernel finds the largest contribution first. From it and from how many can meet in one place follows
     a step, a power of two, in which contributions are whole numbers; sums of integers have no order. A last kernel adds
-    them to the gradient, as floats again. Where no more than two contributions meet, floats are added as before. A
-    contribution that is not finite makes all of its gradient NaN.
+    them to the gradient, as floats again. Where no more than two contributions meet, those of earlier launches counted
+    as one, floats are added as before. A contribution that is not finite makes all of its gradient NaN.
 
     ```
     tile.launch @backward_dq grid(...) args(..., %d_table)
@@ -355,12 +356,15 @@ class TileFixSumsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         kernels = {o.sym_name.data: o for o in op.body.block.ops if isinstance(o, tile.KernelOp)}
         for plan in [o for o in op.body.block.ops if isinstance(o, tile.PlanOp)]:
+            used = set[SSAValue]()
             for launch in [o for o in plan.body.block.ops if isinstance(o, tile.LaunchOp)]:
-                _fix_launch(plan, launch, kernels[launch.kernel.root_reference.data])
+                arguments = set(launch.arguments)
+                _fix_launch(plan, launch, kernels[launch.kernel.root_reference.data], used)
+                used |= arguments
 
 
-def _fix_launch(plan: tile.PlanOp, launch: tile.LaunchOp, kernel: tile.KernelOp) -> None:
-    sums, host = sums_of(kernel, launch), Plan(plan, launch)
+def _fix_launch(plan: tile.PlanOp, launch: tile.LaunchOp, kernel: tile.KernelOp, used: Container[SSAValue]) -> None:
+    sums, host = sums_of(kernel, launch, used), Plan(plan, launch)
     if not sums:
         return
     for found in sums:

@@ -159,6 +159,28 @@ def test_adding_two_numbers_needs_no_order():
     assert texts and not any("atomic_max" in text for text in texts)
 
 
+def test_two_numbers_added_to_what_an_earlier_kernel_left_need_one():
+    """A table in the query_mod, and twice in the key_mod: three contributions a place, from two kernels."""
+    table, tensors = leaf(randn(3, 3, 40, seed=1)), [leaf(t) for t in qkv(b=3, h=3, hkv=3, sq=40, skv=40)]
+
+    def query_mod(x: Any, b: Any, h: Any, position: Any, channel: Any) -> Any:
+        return x * table[b, h, position]
+
+    def key_mod(x: Any, b: Any, h: Any, position: Any, channel: Any) -> Any:
+        return x * table[b, h, position] * table[h, b, position]
+
+    attend = attn_engine.compile(query_mod=query_mod, key_mod=key_mod, backend="cpu", deterministic=True)
+
+    def gradient() -> Tensor:
+        o = attend(*tensors)
+        return torch.autograd.grad(o, table, randn(*o.shape, seed=5))[0]
+
+    want = gradient()
+    for order in range(3):
+        with shuffled_batches(order):
+            assert torch.equal(gradient(), want)
+
+
 def test_backends_without_a_fixed_order_say_so():
     slopes = leaf(randn(2, seed=3))
     attend = attn_engine.compile(score_mod=library.alibi(slopes), backend="tilelang", deterministic=True)
