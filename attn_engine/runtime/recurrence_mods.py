@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime import recurrence_op
-from attn_engine.runtime.recurrence_tune import active_tuner, tuning
+from attn_engine.runtime.recurrence_tune import active_tuner
 
 NAMES: tuple[str, ...] = ("q", "k", "v", "decay", "initial")
 Make = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
@@ -78,8 +78,7 @@ class _Recurrence(torch.autograd.Function):
             made = modified.make(leaves[:4], [x for x in leaves[5:] if x is not None])
         operands: dict[str, Tensor | None] = dict(zip(NAMES, (*made, leaves[4]), strict=True))
         wrt = [name for name, x in operands.items() if x is not None and x.requires_grad]
-        with tuning(ctx.tuner):
-            d_made = _gradients(operands, wrt, grads, final if modified.final else None, modified.backend)
+        d_made = _gradients(operands, wrt, grads, final if modified.final else None, modified.backend, ctx.tuner)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         outputs = [x for name in wrt if (x := operands[name]) is not None]
         rest = iter(torch.autograd.grad(outputs, wanted, d_made, allow_unused=True))
@@ -92,11 +91,12 @@ def _gradients(
     grads: Sequence[Tensor],
     final: Tensor | None,
     backend: str,
+    tuner: str,
 ) -> list[Tensor]:
     plain = {name: None if x is None else x.detach() for name, x in operands.items()}
     q, k, v = (plain[name] for name in "qkv")
     assert q is not None and k is not None and v is not None
     return recurrence_op.recurrence_backward(
         q, k, v, plain["decay"], None, None, plain["initial"], None, grads[0].to(v.dtype),
-        final, None if final is None else grads[1], 1.0, backend, " ".join(wrt),
+        final, None if final is None else grads[1], 1.0, backend, " ".join(wrt), tuner,
     )  # fmt: skip

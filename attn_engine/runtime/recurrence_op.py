@@ -20,7 +20,7 @@ from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
-from attn_engine.runtime.recurrence_tune import active_tuner, tuned, tuning
+from attn_engine.runtime.recurrence_tune import active_tuner, tuned, tuner_of, tuning
 
 
 def compilation(
@@ -199,8 +199,9 @@ def recurrence_backward(
     scale: float,
     backend: str,
     wrt: str,
+    tuner: str,
 ) -> list[Tensor]:
-    """The gradients with respect to the operands named in `wrt`, in its order."""
+    """The gradients with respect to the operands named in `wrt`, in its order; `tuner` is that of the forward call."""
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     results = _gradient_results(inputs, wrt)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
@@ -213,7 +214,9 @@ def recurrence_backward(
     def run(which: Compiled) -> None:
         _launch(which.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
 
-    run(tuned(compiled, run, q.device, backward=True))
+    with tuning(tuner_of(tuner)):
+        faster = tuned(compiled, run, q.device, backward=True)
+    run(faster)
     return results
 
 
@@ -233,6 +236,7 @@ def _(
     scale: float,
     backend: str,
     wrt: str,
+    tuner: str,
 ) -> list[Tensor]:
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     return _gradient_results(inputs, wrt)
@@ -253,11 +257,10 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     d_o = grads[0] if grads[0] is not None else v.new_zeros(ctx.shape)
     d_final = grads[1] if len(grads) > 1 else None
     final = rest[0] if d_final is not None else None
-    with tuning(ctx.tuner):
-        found = recurrence_backward(
-            q, k, v, decay, beta, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend,
-            " ".join(wrt),
-        )  # fmt: skip
+    found = recurrence_backward(
+        q, k, v, decay, beta, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend,
+        " ".join(wrt), ctx.tuner,
+    )  # fmt: skip
     named = dict(zip(wrt, found, strict=True))
     return tuple(named.get(name) for name in ARGUMENTS)
 

@@ -107,7 +107,7 @@ _FOUND: dict[tuple[RecurrenceTuner, Request, bool], Request] = {}
 
 @contextmanager
 def tuning(tuner: RecurrenceTuner | None) -> Generator[None]:
-    """Recurrences that are called inside have a tuner, and their gradients later: autograd keeps it for them."""
+    """Recurrences that are called inside have a tuner, and their gradients later: see `active_tuner`."""
     token = _ACTIVE.set(tuner)
     try:
         yield
@@ -115,16 +115,21 @@ def tuning(tuner: RecurrenceTuner | None) -> Generator[None]:
         _ACTIVE.reset(token)
 
 
-def active_tuner() -> RecurrenceTuner | None:
-    """That of the calls that are made here."""
-    return _ACTIVE.get()
+def active_tuner() -> str:
+    """That of the calls that are made here, as a text that a graph of their gradients can hold; empty if there is none."""
+    tuner = _ACTIVE.get()
+    return "" if tuner is None else json.dumps(vars(tuner))
+
+
+def tuner_of(text: str) -> RecurrenceTuner | None:
+    return RecurrenceTuner(**json.loads(text)) if text else None
 
 
 def tuned(
     compiled: Compiled, run: Callable[[Compiled], object], device: torch.device, backward: bool = False
 ) -> Compiled:
     """The same compilation, or a faster one; `run` makes the call that is waited for."""
-    tuner = active_tuner()
+    tuner = _ACTIVE.get()
     if tuner is None or compiled.request.schedule.chunk == 1:
         return compiled
     key = (tuner, compiled.request, backward)

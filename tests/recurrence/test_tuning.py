@@ -80,6 +80,13 @@ def test_calls_of_others_are_not_measured(mod, monkeypatch):
     assert not recurrence_tune._FOUND
 
 
+def test_gradients_in_a_graph_are_measured(monkeypatch):
+    seen = counting(monkeypatch)
+    tuned = engine(56, tune=True)
+    call(torch.compile(lambda *x: tuned(*x), backend="aot_eager"), 56)
+    assert len(seen) == 6
+
+
 def test_without_a_file_and_without_measuring_nothing_changes(tmp_path):
     call(engine(24, tmp_path / "none.json"), 24)
     assert all(request.schedule.chunk == 64 for request in recurrence_tune._FOUND.values())
