@@ -297,12 +297,12 @@ class KernelOptionError(ArgumentError):
 
 
 class CaptureSizeError(AttnEngineError):
-    """A captured tensor that is indexed by the batch or the head, and has fewer entries."""
+    """A captured tensor that is indexed by the batch or the head, or trains and is indexed by a number, and has fewer entries."""
 
     def __init__(self, name: str, axis: int, have: int, want: int, what: str):
+        by = f"the {_COUNTED[what]}, of which there are {want}" if what in _COUNTED else what
         super().__init__(
-            f"captured tensor '{name}' has {have} entries along axis {axis}, which is indexed by the {_COUNTED[what]},"
-            f" of which there are {want}: give it {want} entries"
+            f"captured tensor '{name}' has {have} entries along axis {axis}, which is indexed by {by}: give it {want} entries"
         )
         self.name = name
 

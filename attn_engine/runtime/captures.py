@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from xdsl.ir import Block, BlockArgument
 from attn_engine.dialects import attn
 from attn_engine.errors import CaptureSizeError, NoGradientError
 from attn_engine.frontend.checks import Sizes
+from attn_engine.passes.simplify_constants import constant_of
 from attn_engine.pipelines import ATTN_ANALYSIS
 from attn_engine.runtime.driver import run_passes
 
@@ -45,6 +46,8 @@ class CaptureRules:
     """As `needed`, for queries and keys, where a shorter table is legal if the mask hides what lies beyond it."""
     mask_only: tuple[int, ...]
     """Captures that only the mask reads, so that they have no gradient."""
+    numbers: tuple[Needed, ...] = ()
+    """Axes of tables of scores that are read at a number, which `size` spells: gradients leave there unguarded."""
 
     def covered(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> bool:
         """Whether every table is as long as the queries or keys that index it directly."""
@@ -64,6 +67,10 @@ class CaptureRules:
                 raise CaptureSizeError(self.names[rule.capture], rule.axis, have, want, rule.size)
         if not torch.is_grad_enabled():
             return
+        for rule in self.numbers:
+            have, want = tensors[rule.capture].shape[rule.axis], int(rule.size) + 1
+            if have < want and tensors[rule.capture].requires_grad:
+                raise CaptureSizeError(self.names[rule.capture], rule.axis, have, want, rule.size)
         for n in self.mask_only:
             if tensors[n].requires_grad:
                 name = self.names[n]
@@ -81,7 +88,21 @@ def capture_rules(module: ModuleOp, names: Sequence[str]) -> CaptureRules:
     # Kernels take an index as direct once q + 0 is q.
     more_needed, more_wanted, _ = _rules(as_lowered, names)
     needed, wanted = dict.fromkeys((*needed, *more_needed)), dict.fromkeys((*wanted, *more_wanted))
-    return CaptureRules(tuple(names), tuple(needed), tuple(wanted), mask_only)
+    return CaptureRules(tuple(names), tuple(needed), tuple(wanted), mask_only, tuple(_numbers(as_lowered, names)))
+
+
+def _numbers(module: ModuleOp, names: Sequence[str]) -> Iterator[Needed]:
+    """One rule per index of a load at [.., query, key] that is a number, and not one that counts from the end."""
+    region = next(op for op in module.walk() if isinstance(op, attn.AttentionOp)).score_mod
+    loads = [op for op in region.block.ops if isinstance(op, attn.LoadOp)] if region is not None else []
+    for op in loads:
+        assert region is not None and isinstance(op.source, BlockArgument)
+        if [*op.indices][-2:] == [*region.block.args[3:5]]:
+            for axis, index in enumerate(op.indices):
+                number = constant_of(index)
+                if isinstance(number, int) and number >= 0:
+                    capture = op.source.index - (len(region.block.args) - len(names))
+                    yield Needed(capture, axis, str(number))
 
 
 def _rules(module: ModuleOp, names: Sequence[str]) -> tuple[list[Needed], list[Needed], tuple[int, ...]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attn_engine
+from attn_engine.errors import CaptureSizeError
 
 torch.set_num_threads(1)
 BATCH, HEADS, SQ, SKV, D = 2, 3, 40, 56, 16
@@ -67,6 +68,17 @@ def test_gradients(name: str, dtype: torch.dtype, tolerance: float):
         assert (got.double() - want).norm() < tolerance * want.norm()
     (compiled,) = attend._memory.compiled.values()
     assert bool(compiled.signature.stored) == (stored and dtype != torch.float32)
+
+
+def test_a_head_that_a_trained_table_does_not_have():
+    """Blocks of gradients leave where the number says."""
+    table = torch.zeros(BATCH, 2, SQ, SKV)
+    attend = attn_engine.compile(score_mod=lambda s, b, h, q, kv: s + table[b, 5, q, kv], backend="cpu")
+    q, k, v = (torch.randn(BATCH, HEADS, n, D) for n in (SQ, SKV, SKV))
+    attend(q, k, v)
+    table.requires_grad_()
+    with pytest.raises(CaptureSizeError, match="2 entries along axis 1, which is indexed by 5: give it 6 entries"):
+        attend(q, k, v)
 
 
 def test_batches_that_share_a_table_run_side_by_side():
