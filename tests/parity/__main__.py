@@ -32,9 +32,9 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     options = _options()
     chosen = [case for case in cases() if options.cases in str(case)]
-    log = options.log
-    outcomes = read(log) if log else []
-    for outcome in run(chosen, options.paths.split(","), options.jobs, outcomes):
+    log, paths = options.log, options.paths.split(",")
+    outcomes = read(log, chosen, paths) if log else []
+    for outcome in run(chosen, paths, options.jobs, outcomes):
         outcomes.append(outcome)
         if log:
             write(log, outcome)

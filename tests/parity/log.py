@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from tests.parity.cases import Case
 from tests.parity.check import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +32,12 @@ def sources() -> str:
     return digest.hexdigest()[:16]
 
 
-def read(log: Path) -> list[Outcome]:
-    """What was found with the sources as they are."""
+def read(log: Path, chosen: Sequence[Case], paths: Sequence[str]) -> list[Outcome]:
+    """What was found of these cases with the sources as they are; what was skipped may run now, with another tool here."""
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return [Outcome(**line["outcome"]) for line in lines if line["sources"] == sources()]
+    found = [Outcome(**line["outcome"]) for line in lines if line["sources"] == sources()]
+    wanted = {(case.name, case.dtype, path) for case in chosen for path in paths}
+    return [o for o in found if (o.case, o.dtype, o.path) in wanted and o.verdict != "skipped"]
 
 
 def write(log: Path, outcome: Outcome) -> None:

@@ -100,8 +100,17 @@ def test_the_report_counts_and_says_why():
 
 def test_a_run_goes_on_with_what_was_found_for_the_same_sources(tmp_path, monkeypatch: pytest.MonkeyPatch):
     file, outcome = tmp_path / "kept" / "log.jsonl", compare(fake(RIGHT), CASE, RIGHT)
-    assert log.read(file) == []
+    assert log.read(file, [CASE], ["fake"]) == []
     log.write(file, outcome)
-    assert log.read(file) == [outcome]
+    assert log.read(file, [CASE], ["fake"]) == [outcome]
     monkeypatch.setattr(log, "sources", lambda: "others")
-    assert log.read(file) == []
+    assert log.read(file, [CASE], ["fake"]) == []
+
+
+def test_a_run_goes_on_without_what_it_does_not_ask_for_and_what_was_skipped(tmp_path):
+    """A tool that was missing may be here now."""
+    file, other = tmp_path / "log.jsonl", CASES["alibi (f16)"]
+    log.write(file, compare(fake(RIGHT), CASE, RIGHT))
+    assert log.read(file, [other], ["fake"]) == log.read(file, [CASE], ["another"]) == []
+    log.write(file, compare(replace(fake(RIGHT), missing=lambda: "nothing here"), other, RIGHT))
+    assert log.read(file, [other], ["fake"]) == []
