@@ -13,6 +13,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_buffer_check import reads, writes
 from attn_engine.dialects.tile_buffer_memory import CopyOp
 from attn_engine.passes.simplify_constants import is_constant
 
@@ -54,7 +55,8 @@ def _fixed(nest: Nest) -> set[Operation]:
 
 
 def _can_be_one(nest: Nest) -> bool:
-    """Whether nothing but the place in both loops tells their iterations apart, and buffers go in as they come out."""
+    """Whether nothing but the place in both loops tells their iterations apart, and buffers go in as they come out, with
+    nothing in between that touches where they came from."""
     block, changing = nest.outer.body.block, set[Operation | Block](nest.around()) - _fixed(nest)
     bounds = (nest.inner.lb, nest.inner.ub, nest.inner.step)
     if any(v is block.args[0] or v.owner in changing for v in bounds):
@@ -62,6 +64,9 @@ def _can_be_one(nest: Nest) -> bool:
     if not all(_is_scalar_code(op) or isinstance(op, CopyOp) for op in nest.around()):
         return False
     before, after = nest.copies()
+    touched = {v for op in nest.inner.body.walk() for v in (*reads(op), *writes(op))}
+    if any(copy.source in touched for copy in before):
+        return False
     there, back = [(c.source, c.target) for c in before], [(c.target, c.source) for c in after]
     return len(set(there)) == len(there) and set(there) == set(back) and not nest.outer.iter_args
 

@@ -61,3 +61,33 @@ tile.kernel @changing(%x: !tile.global<2 x f32>, %group: i32) attributes {thread
   }
   tile.end
 }
+
+// A sum that the inner loop reads must be as the head before left it.
+// CHECK-LABEL: tile.kernel @read_inside(
+tile.kernel @read_inside(%x: !tile.global<2 x f32>, %group: i32) attributes {threads = 128 : i64} {
+  %sum = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %acc = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %a = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %zero = arith.constant 0.0 : f32
+  tile.buffer_fill %sum, %zero : !tile.buffer<64xf32, register>, f32
+  // CHECK: scf.for %g
+  // CHECK: scf.for %j
+  // CHECK-NOT: stages
+  scf.for %g = %c0 to %group step %c1 : i32 {
+    tile.copy %sum, %acc : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
+    scf.for %j = %c0 to %group step %c1 : i32 {
+      tile.copy_in %x[%g, %j] dims [1] into %a : !tile.global<2 x f32>, !tile.buffer<64xf32, register>
+      tile.buffer_map (%acc, %a, %sum) axes [[0], [0], [0]] into (%acc) : (!tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>) into (!tile.buffer<64xf32, register>) {
+      ^bb0(%u: f32, %w: f32, %s: f32):
+        %p = arith.mulf %w, %s : f32
+        %r = arith.addf %u, %p : f32
+        tile.yield %r : f32
+      }
+    } {stages = 3 : i64}
+    tile.copy %acc, %sum : !tile.buffer<64xf32, register>, !tile.buffer<64xf32, register>
+  }
+  tile.copy_out %sum, %x[%c0, %c0] dims [1] : !tile.buffer<64xf32, register>, !tile.global<2 x f32>
+  tile.end
+}
