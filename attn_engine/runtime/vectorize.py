@@ -42,9 +42,9 @@ def in_turn(op: Callable[..., list[Tensor]]) -> Rule:
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[list[Tensor], list[int]]:
         rows = [
             op(*(_element(x, axis, n) for x, axis in zip(arguments, in_dims, strict=True)))
-            for n in range(info.batch_size)
+            for n in range(max(1, info.batch_size))
         ]
-        results = [torch.stack(column) for column in zip(*rows, strict=True)]
+        results = [torch.stack(column)[: info.batch_size] for column in zip(*rows, strict=True)]
         return results, [0] * len(results)
 
     return rule
@@ -55,5 +55,8 @@ def _element(value: Any, axis: Any, n: int) -> Any:
         return value
     if not isinstance(value, Tensor):
         return [_element(x, a, n) for x, a in zip(value, axis, strict=True)]
+    if not value.shape[axis]:
+        # Results of an axis without elements have the shape, and the gradients, of one that is all zeros.
+        return value.sum(axis, dtype=value.dtype)
     # A copy starts where memory was handed out: kernels may have been chosen for blocks that lie so.
     return value.select(axis, n).clone(memory_format=torch.contiguous_format)

@@ -26,6 +26,14 @@ def test_any_axis(axis: int):
     assert torch.equal(mapped, torch.stack([causal(*one) for one in zip(q, k, v, strict=True)]))
 
 
+def test_an_axis_without_elements():
+    q, k, v = operands(0)
+    slopes = torch.rand(0, 4, requires_grad=True)
+    mapped = torch.vmap(lambda own, *qkv: attn_engine.attention(*qkv, score_mod=library.alibi(own)))(slopes, q, k, v)
+    assert mapped.shape == q.shape
+    assert torch.autograd.grad(mapped.sum(), slopes)[0].shape == slopes.shape
+
+
 def test_an_operand_that_all_share():
     q, k, v = operands(3)
     mapped = torch.vmap(causal, in_dims=(0, None, None))(q, k[0], v[0])
