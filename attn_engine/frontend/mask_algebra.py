@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attn_engine.errors import MaskLengthsError
+from attn_engine.errors import ArgumentError, MaskLengthsError
 
 Function = Callable[[Any, Any, Any, Any], Any]
 """(b, h, q_idx, kv_idx) -> whether the query sees the key."""
@@ -79,9 +79,18 @@ def _nothing(b: Any) -> Any:
 
 
 def as_mask(function: Function) -> Mask:
-    """Any mask function as a `Mask`."""
+    """Any mask function as a `Mask`.
+
+    Raises:
+        ArgumentError: for what is no function, a tensor say.
+    """
     if isinstance(function, Mask):
         return function
+    if not callable(function):
+        raise ArgumentError(
+            f"a mask is composed with a {type(function).__name__}: give a function (b, h, q_idx, kv_idx) -> bool, or"
+            " masks.from_tensor of a tensor"
+        )
     return Mask(getattr(function, "__name__", "mask"), lambda offset: function)
 
 

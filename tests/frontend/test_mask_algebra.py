@@ -194,6 +194,10 @@ def test_mistakes():
             masks.parse(rule)
     with pytest.raises(errors.MaskRuleError, match="2 to 4 dimensions"):
         masks.from_tensor(torch.ones(3))
+    for other in (None, torch.ones(3, 3, dtype=torch.bool)):
+        for compose in (lambda x: masks.causal & x, lambda x: masks.causal | x, lambda x: x & masks.causal):
+            with pytest.raises(errors.ArgumentError, match="from_tensor"):
+                compose(other)
 
 
 PICTURE = """\
