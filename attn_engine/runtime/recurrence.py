@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attn_engine.errors import DtypeError, RankError
+from attn_engine.errors import DtypeError, RankError, StateShapeError
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
@@ -86,12 +86,19 @@ def recurrence_step(
     with torch.no_grad():
         operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
         check_recurrence(operands)
+        _check_own_memory(state)
         factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
         o = recurrence_op.recurrence_step(
             operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
             factor, backend or "",
         )  # fmt: skip
     return o.transpose(1, 2)
+
+
+def _check_own_memory(state: Tensor) -> None:
+    """Sequences and heads that share one state would all write to it."""
+    if any(size > 1 and not stride for size, stride in zip(state.shape, state.stride(), strict=True)):
+        raise StateShapeError("state is expanded, but is updated in place: pass state.contiguous() and keep that")
 
 
 def _operands(

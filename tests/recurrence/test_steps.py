@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attn_engine
+from attn_engine.errors import StateShapeError
 from tests.recurrence.support import assert_near, inputs, reference
 
 
@@ -84,3 +85,13 @@ def test_packed_steps(kind):
         assert_near("o", o[:, part], right_o)
         assert_near("final", final[n : n + 1], right_final)
     assert (o[:, 17:] == 0).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sequences_and_heads_do_not_share_a_state(axis):
+    x = given("token", tokens=1)
+    state = x.pop("initial_state")
+    shared = state.narrow(axis, 0, 1)
+    with pytest.raises(StateShapeError, match=r"expanded.*pass state.contiguous\(\)"):
+        attn_engine.recurrence_step(**x, state=shared.expand_as(state))
+    attn_engine.recurrence_step(**x, state=shared.expand_as(state).contiguous())
