@@ -12,6 +12,7 @@ from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.predict import predict
 from attn_engine.backends.hip.toolchain import inspect
+from attn_engine.errors import UnsupportedOpError
 from attn_engine.interpreters.tile_buffer import run_plan
 from tests.support.hip import emulates, needs_clang, parse
 
@@ -84,6 +85,14 @@ def test_a_nan_stays_from_its_place_on():
     assert torch.equal(got[0].isnan(), want[0].isnan())
     assert got[0][0, 9:, 40].isnan().all()
     assert not got[0][0, :9].isnan().any()
+
+
+@pytest.mark.parametrize("element", ["i32", "f16"])
+def test_of_what_lanes_do_not_pass_on(element: str):
+    text = scan("32x32x8", "1x4", "sum", False)
+    module = parse(text.replace("xf32, register", f"x{element}, register").replace("x f32>", f"x {element}>"))
+    with pytest.raises(UnsupportedOpError, match=rf"tile\.buffer_scan on {element}: only on f32"):
+        emit(module)
 
 
 @needs_clang

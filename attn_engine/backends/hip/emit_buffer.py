@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.backends.code_writer import find_rule
@@ -139,6 +140,9 @@ def _total(printer: KernelPrinter, op: compute.BufferTotalOp) -> None:
 
 
 def _scan(printer: KernelPrinter, op: compute.BufferScanOp) -> None:
+    element = memory.buffer_type(op.source).element_type
+    if element != f32:
+        raise UnsupportedOpError(f"tile.buffer_scan on {element}: only on f32", types.BACKEND_NAME)
     source, target = printer.texts([op.source, op.target])
     reverse = str(op.reverse is not None).lower()
     name = f"attn::scan<{_REDUCTIONS[op.kind.data]}, {op.axis.value.data}, {reverse}>"
