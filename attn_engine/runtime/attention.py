@@ -138,7 +138,7 @@ class Attention(Inspection):
 
     def _packed(self, q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None) -> Attention:
         """The same attention for packed sequences; it shares what is compiled."""
-        check_qkv(q, k, k)
+        check_qkv(q, k, k, is_reference(self.backend))
         keys = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         for name, bounds in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", keys)):
             check_bounds(name, bounds, q.shape[0], q.device)

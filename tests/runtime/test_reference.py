@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import attn_engine
-from attn_engine import errors, library
+from attn_engine import errors, library, masks
 from tests.support.compare import leaf, qkv, randn
 from tests.support.eager import eager_attention
 
@@ -113,6 +113,23 @@ def test_results_are_those_of_other_backends(dtype: torch.dtype):
     (o, lse), (want, want_lse) = run("reference"), run("cpu")
     assert o.dtype == dtype and lse.dtype == torch.float32
     assert torch.allclose(o.float(), want.float(), atol=2e-2) and torch.allclose(lse, want_lse, atol=1e-4)
+
+
+def test_packed_sequences_of_float64():
+    bounds = torch.tensor([0, 3, 7])
+    tensors = [leaf(t, torch.float64) for t in qkv(h=2, hkv=1, sq=8, d=3)]
+
+    def attend(*qkv: Tensor) -> Any:
+        mask = masks.causal(bottom_right=True)
+        return attn_engine.attention(*qkv, mask_mod=mask, backend="reference", cu_seqlens_q=bounds)
+
+    o = attend(*tensors)
+    assert o.dtype == torch.float64 and (o[:, :, 7:] == 0).all()
+    for n in range(2):
+        own = [t[:, :, bounds[n] : bounds[n + 1]] for t in tensors]
+        want, _ = eager_attention(*own, {"mask_mod": library.causal}, 3**-0.5)
+        assert torch.allclose(o[:, :, bounds[n] : bounds[n + 1]], want)
+    assert gradgradcheck(attend, tensors, fast_mode=True)
 
 
 def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch):
