@@ -61,8 +61,9 @@ class BlockMask:
         return self.states().clamp(max=1)
 
     def sparsity(self) -> float:
-        """The percentage of blocks that are hidden."""
-        return 100.0 * (1.0 - self.to_dense().float().mean().item())
+        """The percentage of blocks that are hidden; 0 if there are none."""
+        hidden = self.states() == HIDDEN
+        return 100.0 * int(hidden.sum()) / max(1, hidden.numel())
 
     def density(self) -> float:
         """The percentage of elements that are visible."""

@@ -219,6 +219,14 @@ def test_a_mask_prints_its_density_and_its_blocks():
     )
 
 
+def test_a_mask_of_nothing_hides_nothing():
+    for lengths in ((0, 5), (5, 0)):
+        block_mask = create_block_mask(masks.causal, None, None, *lengths)
+        assert str(block_mask).startswith(
+            f"BlockMask(shape=(1, 1, {lengths[0]}, {lengths[1]}), sparsity=0.00%, density=0"
+        )
+
+
 def test_a_mask_is_saved_as_an_image(tmp_path: Path):
     pytest.importorskip("matplotlib")
     block_mask = create_block_mask(masks.causal, None, None, 64, 96, BLOCK_SIZE=16)
