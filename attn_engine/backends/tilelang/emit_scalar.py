@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.tilelang import types
-from attn_engine.backends.tilelang.printer import KernelPrinter, element, quoted_dtype
+from attn_engine.backends.tilelang.printer import KernelPrinter, element, is_flags, quoted_dtype
 from attn_engine.dialects import tile
 from attn_engine.errors import UnsupportedOpError
 
@@ -111,6 +111,8 @@ def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:
 
 def _gather(printer: KernelPrinter, op: tile.GatherOp) -> None:
     read = element(printer.text(op.source), printer.texts(op.indices))
+    if is_flags(op.source.type):
+        read = f"({read} != T.uint8(0))"
     if op.guard is not None:
         read = f"T.if_then_else({printer.text(op.guard)}, {read}, T.cast(0, {quoted_dtype(op.source.type)}))"
     if _outlives(printer):

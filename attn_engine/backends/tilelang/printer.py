@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xdsl.dialects.builtin import IntegerAttr
+from xdsl.dialects.builtin import IntegerAttr, i1
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from xdsl.utils.hints import isa
 
@@ -119,6 +119,22 @@ def quoted_dtype(type_: Attribute) -> str:
     """`"float16"`, of a buffer, a tensor or a scalar."""
     inner = type_.element_type if isinstance(type_, BufferType) else tile.element_of(type_)
     return f'"{types.dtype(inner)}"'
+
+
+def is_flags(type_: Attribute) -> bool:
+    """Whether elements of a tensor in memory are conditions. They are passed as bytes: what TileLang calls a kernel with, and
+    what the kernel takes, are two types of a condition."""
+    return tile.element_of(type_) == i1
+
+
+def stored_dtype(type_: Attribute) -> str:
+    """`"float16"`, of a tensor that a kernel is given."""
+    return '"uint8"' if is_flags(type_) else quoted_dtype(type_)
+
+
+def passed_as(text: str, type_: Attribute) -> str:
+    """An argument of a plan, as a kernel takes it."""
+    return f"{text}.view(torch.uint8)" if is_flags(type_) else text
 
 
 def integer_attribute(op: Operation, name: str, default: int) -> int:
