@@ -15,11 +15,14 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
+    AsyncReduceAddOp,
+    AsyncStoreOp,
     AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierExpectOp,
     BarrierWaitOp,
     MakeBarriersOp,
+    ProxyFenceOp,
 )
 from attn_engine.dialects.tile_async_memory import WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
@@ -63,8 +66,15 @@ def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operatio
 def _behind_products(body: Block) -> Before:
     """Where nothing of a step reads its slots any more; results may still leave through others."""
     ops = list(body.ops)
+    if isinstance(_end(body), ProxyFenceOp):
+        return Before(yields(body))
     last = max(n for n, op in enumerate(ops) if isinstance(op, WaitOp))
     return Before(next((op for op in ops[last:] if isinstance(op, AsyncStoreWaitOp)), yields(body)))
+
+
+def _end(body: Block) -> Operation:
+    """The last access of a step: a fence where reads of its slots end there."""
+    return [op for op in body.ops if isinstance(op, WaitOp | AsyncStoreOp | AsyncReduceAddOp | ProxyFenceOp)][-1]
 
 
 def _between_consumers(block: Block, top: Before, consumers: int) -> list[Operation]:

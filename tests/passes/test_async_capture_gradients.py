@@ -81,3 +81,8 @@ def test_blocks_of_scores(name: str):
     assert any(isinstance(op, kind) for body in bodies for op in body.ops)
     assert not any(isinstance(op, dialect.GatherOp | dialect.ScatterAddOp) for op in ops)
     check(made)
+
+
+def test_of_a_table_without_those_of_queries():
+    """No product comes behind the gradient of the table: the slots of a step are free behind the fence, not before it."""
+    check(compiled(BLOCKWISE["pair, causal"], ("k", "0"), "exact"))
