@@ -94,18 +94,6 @@ def test_captured_conditions(on_cpu):
     torch.testing.assert_close(found, ae.attention(q, k, v, mask_mod=visible, backend="cpu"), atol=2e-3, rtol=2e-3)
 
 
-def test_without_keys(on_cpu):
-    """Their tensors have no bulk copies, whose sizes the driver wants above 0."""
-    from attn_engine.backends.tilelang.build import load
-    from attn_engine.runtime.inspect import View
-
-    q, k = torch.ones(1, 1, 128, 64).half(), torch.ones(1, 1, 0, 64).half()
-    o, lse = ae.attention(q, k, k, backend="tilelang", return_lse=True)
-    assert not o.any() and (lse == -torch.inf).all()
-    module = load(ae.compile().source("tilelang", View(dtype=torch.float16, head_dim=64)))
-    assert (module._is_plain(q), module._is_plain(k), module._is_plain(q.mT)) == (True, False, False)
-
-
 def test_gradients_of_values_that_no_query_sees(on_cpu):
     """Their loop over heads and queries, which is one, has no iteration and yet runs."""
     generator = torch.Generator().manual_seed(4)

@@ -40,9 +40,11 @@ from attn_engine.backends.tilelang.printer import (
     KernelPrinter,
     element,
     integer_attribute,
+    passed_as,
     program_name,
     quoted_dtype,
     reach_of,
+    stored_dtype,
     tuple_text,
 )
 from attn_engine.dialects import tile
@@ -297,12 +299,12 @@ def _print_parameters(printer: KernelPrinter) -> None:
             printer.writer.line(f"{name}: T.{types.dtype(argument.type)},")
             continue
         if not printer.strides[argument]:
-            printer.writer.line(f"{name}: T.Tensor((1,), {quoted_dtype(argument.type)}),")
+            printer.writer.line(f"{name}: T.Tensor((1,), {stored_dtype(argument.type)}),")
             continue
         *outer, last = printer.strides[argument]
         strides = tuple_text([*outer, f"1 if {printer.unit[argument]} else {last}"])
         shape = tuple_text(printer.sizes[argument])
-        printer.writer.line(f"{name}: T.StridedTensor({shape}, {strides}, {quoted_dtype(argument.type)}),")
+        printer.writer.line(f"{name}: T.StridedTensor({shape}, {strides}, {stored_dtype(argument.type)}),")
     for name in printer.grid:
         printer.writer.line(f"{name}: T.int32,")
 
@@ -366,14 +368,13 @@ def _passed(printer: KernelPrinter, text: str, tensor: SSAValue, arguments: Sequ
 
 def _print_launch(printers: dict[str, KernelPrinter]):
     def launch(writer: CodeWriter, kernel: str, grid: Sequence[str], arguments: Sequence[str]) -> None:
-        printer = printers[kernel]
+        printer, texts = printers[kernel], list[str]()
         facts = [program_name(printer.kernel)]
-        texts: list[str] = []
         for text, argument in zip(arguments, printer.kernel.body.block.args, strict=True):
             if argument not in printer.sizes:
                 texts.append(text)
                 continue
-            has_axes = bool(printer.sizes[argument])
+            text, has_axes = passed_as(text, argument.type), bool(printer.sizes[argument])
             facts.append(f"_is_plain({text})" if has_axes else "True")
             texts.append(_passed(printer, text, argument, arguments) if has_axes else f"{text}.reshape(1)")
         writer.line(f"_built({', '.join(facts)})({', '.join([*texts, *grid])})")
