@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attn_engine.backends.backend import get_backend
@@ -16,6 +17,11 @@ from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Compiled
 
 _SHOWN = 200
+_OF_DEVICE: tuple[type[Exception], ...] = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
+)
+"""What says nothing of a backend: another one would want the memory too, and runs on no device that has failed."""
 """Characters of a compiler's message."""
 REFUSALS = (AsyncUnsupportedError, UnsupportedOpError, UnsupportedTileShapeError)
 
@@ -77,9 +83,15 @@ def first_that_runs(
 
 
 def refusal(call: Callable[[], object]) -> str | None:
-    """What a first launch raises: compilers that work then refuse in ways of their own, where another backend may not."""
+    """What a first launch raises: compilers that work then refuse in ways of their own, where another backend may not.
+
+    Raises:
+        torch.OutOfMemoryError, torch.AcceleratorError: as the launch did.
+    """
     try:
         call()
+    except _OF_DEVICE:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:_SHOWN]}"
     return None

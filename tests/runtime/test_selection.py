@@ -104,6 +104,14 @@ def test_a_compiler_that_fails_at_the_first_launch_is_passed_over():
     assert refusal(lambda: None) is None
 
 
+def test_a_device_that_fails_is_no_refusal():
+    def full():
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory is left"):
+        refusal(full)
+
+
 @pytest.mark.parametrize("heads", [(64, 64), (96, 96), (128, 128), (192, 128), (128, 256), (256, 256)])
 @pytest.mark.parametrize("gathered", [0, 2, 4])
 def test_candidates_differ_and_hold_their_registers(heads: tuple[int, int], gathered: int):
