@@ -24,7 +24,7 @@ from attn_engine.passes import (
 from attn_engine.passes.lowering import frame, key_gradients, program, query_gradients, ranges
 from attn_engine.passes.lowering.split_keys import SplitForwardLowering
 from attn_engine.passes.online_regions import StepBuilder
-from attn_engine.runtime import driver
+from attn_engine.runtime import attention, driver
 from tests.fuzz.check import check_case
 from tests.fuzz.grammar import generate
 
@@ -128,7 +128,7 @@ MOST_CASES = 500
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """The mutant wherever the function is known; compilations before and within are forgotten."""
+    """The mutant wherever the function is known. What was compiled before serves no call within, nor the other way round."""
     function: FunctionType = mutant.function
     source = textwrap.dedent(inspect.getsource(function))
     assert mutant.old in source, f"{mutant.name}: the text to replace is gone; the mutant needs an update"
@@ -137,15 +137,22 @@ def planted(mutant: Mutant) -> Iterator[None]:
         compile("from __future__ import annotations\n" + source.replace(mutant.old, mutant.new), "<mutant>", "exec"),
         namespace,
     )
-    original = function.__code__
-    driver._CACHE.clear()
+    original, before = function.__code__, dict(driver._CACHE)
+    _forget()
     made = namespace[function.__name__]
     function.__code__ = getattr(made, "__func__", made).__code__
     try:
         yield
     finally:
         function.__code__ = original
-        driver._CACHE.clear()
+        _forget()
+        driver._CACHE.update(before)
+
+
+def _forget() -> None:
+    """What was compiled, and which calls are known to need it."""
+    driver._CACHE.clear()
+    attention._SHARED.clear()
 
 
 def cases_to_death(mutant: Mutant, seeds: Iterable[int]) -> int | None:
