@@ -22,7 +22,7 @@ from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.driver import Request
+from attn_engine.runtime.driver import Facts, Request
 from attn_engine.runtime.schedules import default_schedule
 
 BACKENDS = {"cpu": "cpu", "triton": "sm_90"}
@@ -74,7 +74,7 @@ def compile_once(definition: Definition, backend: str, wrt: tuple[str, ...]) -> 
     module = done(build(definition, dtype=torch.float32, head_dim=64, head_dim_v=64)).module
     lowered = done(driver.to_attn(module, wrt))
     manifest = get_backend(backend)
-    request = Request(wrt, backend, default_schedule(Target(backend, BACKENDS[backend]), lowered), True)
+    request = Request(wrt, backend, default_schedule(Target(backend, BACKENDS[backend]), lowered), Facts(True))
     tiles = done(driver.to_tile(lowered, request, manifest))
     done(manifest.emit(tiles))
     return Stages(*(b - a for a, b in pairwise(marks)))

@@ -104,7 +104,7 @@ def plan_of(row: Row, variant: Variant) -> Callable[..., Any]:
     if variant.forward is not None:
         schedule = replace(schedule, forward=KernelSchedule(*variant.forward))
     backend = replace(get_backend("gluon"), pipeline=variant.pipeline())
-    request = driver.Request((), "gluon", schedule, positive_scale=True)
+    request = driver.Request((), "gluon", schedule, driver.Facts(positive_scale=True))
     tiles = driver.to_tile(driver.to_attn(traced.module, ()), request, backend)
     return backend.build(backend.emit(tiles))["forward"]
 

@@ -24,7 +24,7 @@ from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import PLAIN_GRADIENTS, choose
 from attn_engine.runtime.decoding import Decoding, adapted, decoding
 from attn_engine.runtime.devices import Target, target_of
-from attn_engine.runtime.driver import Compiled, Request
+from attn_engine.runtime.driver import Compiled, Facts, Request
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kernel_options import KernelOptions
@@ -59,20 +59,16 @@ MULTIPLES = (128, 64, 1)
 
 
 class Known(NamedTuple):
-    """What a call's values promise to its kernels."""
+    """What a call's values say of how it is compiled."""
 
-    positive_scale: bool
-    covered: bool
+    facts: Facts
+    """In which `multiple` is the largest of `MULTIPLES`."""
     length: Length
-    multiple: int
-    """The largest of `MULTIPLES` that divides both lengths."""
     in_blocks: bool
     """Descriptors can be made of q, k and v."""
     tables_in_blocks: bool
     """And of captured tables."""
     decoding: Decoding
-    exact: bool
-    """Captured tables that train are just as long as the tensors."""
 
 
 @dataclass(eq=False)
@@ -184,10 +180,10 @@ class Attention(Inspection):
         reference.refuse_transforms((q, k, v, *captures))
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
-        covered, in_few = trace.rules.covered(captures, sizes), decoding(sizes, target_of(q.device, self.backend))
-        blocks = in_blocks((q, k, v)), tables_in_blocks(captures)
         exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
-        known = Known(factor > 0, covered, length, multiple, *blocks, in_few, exact)
+        facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, multiple)
+        in_few = decoding(sizes, target_of(q.device, self.backend))
+        known = Known(facts, length, in_blocks((q, k, v)), tables_in_blocks(captures), in_few)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 
@@ -277,13 +273,12 @@ class Attention(Inspection):
         target = way.target
         backend = get_backend(target.backend)
         backends = [backend, *([get_backend(backend.rest)] if backend.rest else [])]
-        multiple = known.multiple if any(b.knows_whole for b in backends) else 1
+        facts = known.facts if any(b.knows_whole for b in backends) else replace(known.facts, multiple=1)
         # Making descriptors costs time on the host, which few positions do not hide.
         pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
         pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
-        facts = (known.positive_scale, known.covered, multiple, descriptors, self.deterministic, known.exact)
-        request = Request(wrt, target.backend, way.schedule, *facts, gradients=way.gradients)
+        request = Request(wrt, target.backend, way.schedule, facts, descriptors, self.deterministic, way.gradients)
         if self.tuner is not None and not inputs[0].is_meta:
             request = replace(request, schedule=self._tuned(trace, target, request, inputs))
         return driver.compile_traced(trace.traced.module, trace.text, request)

@@ -31,23 +31,30 @@ from attn_engine.universe import PASSES, make_context
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What the values of a call promise to its kernels, other than by their types."""
+
+    positive_scale: bool = False
+    covered: bool = False
+    """Captures are at least as long as the tensors."""
+    exact: bool = False
+    """Captures that train are just as long as the tensors."""
+    multiple: int = 1
+    """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
+
+
+@dataclass(frozen=True)
 class Request:
-    """What a compilation needs besides the definition: gradients wanted, backend, schedule, whether the scale is > 0."""
+    """What a compilation needs besides the definition: gradients wanted, backend, schedule, what is known of the calls."""
 
     wrt: tuple[str, ...]
     backend: str
     schedule: Schedule
-    positive_scale: bool = False
-    covered: bool = False
-    """Captures are at least as long as the tensors."""
-    multiple: int = 1
-    """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
+    facts: Facts = Facts()
     descriptors: bool = False
     """Blocks of the operands are copied through descriptors."""
     deterministic: bool = False
     """Sums have one order: the same bits every run."""
-    exact: bool = False
-    """Captures that train are exactly as long as the tensors."""
     gradients: str = ""
     """The backend of the plan of gradients, if it is another."""
 
@@ -129,11 +136,12 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     """
     if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
         raise NondeterministicError(backend.name)
-    flags = {"pad": backend.name != "cpu", "positive_scale": request.positive_scale, "covered": request.covered}
+    facts = request.facts
+    flags = {"pad": backend.name != "cpu", "positive_scale": facts.positive_scale, "covered": facts.covered}
     flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
-    flags["whole"] = backend.knows_whole and request.schedule.divides(request.multiple, _kinds(module))
+    flags["whole"] = backend.knows_whole and request.schedule.divides(facts.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
-    flags["exact"] = request.exact and backend.level in (Level.VALUE, Level.ASYNC)
+    flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["single"] = request.deterministic
     flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)

@@ -15,11 +15,13 @@ from attn_engine.frontend.mask_algebra import Mask, of_call
 from attn_engine.ir.schedule import Schedule
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.driver import Part, Request
+from attn_engine.runtime.driver import Facts, Part, Request
 from attn_engine.runtime.schedules import candidate_schedules, default_schedule
 from attn_engine.runtime.selection import REFUSALS, Way
 
 STAGES = ("traced", "attn", "tile")
+_USUAL = Facts(positive_scale=True, covered=True)
+"""Of a call with the default scale and captures as long as its tensors."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,7 @@ class Inspection:
         return driver.to_parts(lowered, self._request(view, schedule, backend))
 
     def _request(self, view: View, schedule: Schedule, backend: str) -> Request:
-        wrt = self._wrt(view)
-        return Request(wrt, backend, schedule, positive_scale=True, covered=True, deterministic=self.deterministic)
+        return Request(self._wrt(view), backend, schedule, _USUAL, deterministic=self.deterministic)
 
 
 def _told(found: Examination | None) -> str:

@@ -17,12 +17,12 @@ from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import Compiled
 
 _SHOWN = 200
+"""Characters of a compiler's message."""
 _OF_DEVICE: tuple[type[Exception], ...] = (
     torch.OutOfMemoryError,
     getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
 )
 """What says nothing of a backend: another one would want the memory too, and runs on no device that has failed."""
-"""Characters of a compiler's message."""
 REFUSALS = (AsyncUnsupportedError, UnsupportedOpError, UnsupportedTileShapeError)
 
 

@@ -11,7 +11,7 @@ import attn_engine
 from attn_engine import library
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.driver import Request
+from attn_engine.runtime.driver import Facts, Request
 from attn_engine.runtime.inspect import View
 from attn_engine.runtime.schedules import candidate_schedules
 
@@ -41,8 +41,8 @@ def test_without_spills(name: str, tmp_path_factory: pytest.TempPathFactory, mon
     attention, view, kernel = CASES[name]
     wrt = ("q", "k", "v", *(("0",) if name == "pair" else ()))
     schedule = candidate_schedules(Target("gluon", "sm_90"), attention._traced(view))[0]
-    facts = {"positive_scale": True, "covered": True, "multiple": 128, "descriptors": True, "exact": True}
-    parts = driver.to_parts(driver.to_attn(attention._traced(view), wrt), Request(wrt, "gluon", schedule, **facts))
+    request = Request(wrt, "gluon", schedule, Facts(True, True, exact=True, multiple=128), descriptors=True)
+    parts = driver.to_parts(driver.to_attn(attention._traced(view), wrt), request)
     assert [part.backend.name for part in parts] == ["gluon", "gluon"]
     assembly = compile_ahead(parts[1].source, kernel)
     assert assembly.products and not assembly.spilled_bytes and not assembly.warnings
@@ -53,7 +53,7 @@ def test_shorter_steps_where_longer_ones_do_not_come_out_as_they_mean():
     attention, view, _ = CASES["pair"]
     wrt = ("q", "k", "v", "0")
     schedule = candidate_schedules(Target("gluon", "sm_90"), attention._traced(view))[0]
-    request = Request(wrt, "gluon", schedule, covered=True)
+    request = Request(wrt, "gluon", schedule, Facts(covered=True))
     part = driver.to_parts(driver.to_attn(attention._traced(view), wrt), request)[1]
     found: list[tuple[str, set[str]]] = []
     while part.plain is not None:

@@ -24,7 +24,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.driver import Request
+from attn_engine.runtime.driver import Facts, Request
 from attn_engine.runtime.schedules import default_schedule
 
 pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def module(
     """What the backend emits for bf16."""
     traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=dv or d, return_lse=lse)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    request = Request(wrt, "gluon", schedule, positive_scale=True)
+    request = Request(wrt, "gluon", schedule, Facts(positive_scale=True))
     return driver.to_tile(driver.to_attn(traced.module, wrt), request, get_backend("gluon"))
 
 
@@ -148,7 +148,7 @@ def parts(
     """Forward and backward for bf16, each at the level of the backend that has kernels for it."""
     traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    request = Request(wrt, "gluon", schedule, positive_scale=True, deterministic=not fused)
+    request = Request(wrt, "gluon", schedule, Facts(positive_scale=True), deterministic=not fused)
     return driver.to_parts(driver.to_attn(traced.module, wrt), request)
 
 
@@ -282,7 +282,7 @@ def test_plans_without_kernels_here_go_to_another_backend():
     """With all that it knows of a call: descriptors, and lengths that are multiples of the blocks."""
     traced = build(Definition(key_mod=lambda x: x + 1.0), dtype=torch.bfloat16, head_dim=64, head_dim_v=64)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    request = Request(("q", "k", "v"), "gluon", schedule, True, True, multiple=128, descriptors=True)
+    request = Request(("q", "k", "v"), "gluon", schedule, Facts(True, True, multiple=128), descriptors=True)
     lowered = driver.to_attn(traced.module, request.wrt)
     with pytest.raises(AsyncUnsupportedError):
         driver.to_parts(lowered, request)

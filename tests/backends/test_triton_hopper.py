@@ -25,7 +25,9 @@ def test_it_hardly_spills(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
     traced = build(definition, dtype=torch.bfloat16, head_dim=128, head_dim_v=128)
     schedule = default_schedule(Target("triton", "sm_90"), traced.module)
-    request = driver.Request(("q", "k", "v"), "triton", schedule, True, True, multiple=128, descriptors=True)
+    request = driver.Request(
+        ("q", "k", "v"), "triton", schedule, driver.Facts(True, True, multiple=128), descriptors=True
+    )
     (part,) = driver.to_parts(driver.to_attn(traced.module, request.wrt), request)
     for name, limit in LIMITS.items():
         kernel = compile_ahead(part.source, name, get_arch("sm_90"))

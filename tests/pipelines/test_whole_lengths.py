@@ -46,7 +46,7 @@ def test_equals_eager(name: str, backend: str):
 
 def texts(definition: Definition, multiple: int, schedule: Schedule = SMALL) -> str:
     traced = build(definition, dtype=torch.float32, head_dim=16, head_dim_v=16)
-    request = driver.Request(("q", "k", "v"), ORACLE, schedule, True, True, multiple)
+    request = driver.Request(("q", "k", "v"), ORACLE, schedule, driver.Facts(True, True, multiple=multiple))
     return driver.compile_traced(traced.module, str(traced.module), request).tile_ir
 
 
