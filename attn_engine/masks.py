@@ -153,7 +153,7 @@ def _of_xformers(bottom_right: bool) -> Callable[[int], Mask]:
 
 _MAKERS: dict[tuple[str, int], Callable[..., Mask]] = {
     ("t", 0): lambda: causal,
-    ("b", 0): lambda: _band("causal(bottom_right)", -1, 0, True),
+    ("b", 0): partial(causal, bottom_right=True),
     ("t", 2): window,
     ("b", 2): partial(window, bottom_right=True),
     ("t", 3): _with_sinks(False),

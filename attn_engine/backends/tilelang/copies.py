@@ -6,15 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.utils.hints import isa
 
-from attn_engine.backends.tilelang.printer import integer_attribute, reach_of
+from attn_engine.backends.tilelang.legalize import reach_of, tensor_of
+from attn_engine.backends.tilelang.printer import integer_attribute
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_buffer_memory as memory
+from attn_engine.passes.simplify_constants import constant_of
 
 Copy = memory.CopyInOp | memory.CopyOutOp
 BLOCK, BULK, REGISTERS = "block", "bulk", "registers"
@@ -23,21 +24,13 @@ SHARES = {256: (40, 232), 384: (32, 160)}
 """By threads that compute: registers of one of the 128 threads that copy, and of one of them; fewer threads have enough."""
 
 
-def tensor_of(op: Copy) -> SSAValue:
-    return op.source if isinstance(op, memory.CopyInOp) else op.target
-
-
 def _is_end(kernel: tile.KernelOp, tensor: SSAValue, axis: int, limit: SSAValue) -> bool:
     """Whether a limit is where the tensor, as it is passed, ends."""
     if isinstance(limit, BlockArgument):
         return reach_of(kernel, tensor, "cuts")[axis] == limit.index
-    match limit.owner:
-        case tile.DimOp() as dim:
-            return dim.source is tensor and dim.axis.value.data == axis
-        case arith.ConstantOp(value=value) if isa(value, IntegerAttr):
-            return reach_of(kernel, tensor, "extents")[axis] == value.value.data
-        case _:
-            return False
+    if isinstance(limit.owner, tile.DimOp):
+        return limit.owner.source is tensor and limit.owner.axis.value.data == axis
+    return constant_of(limit) == reach_of(kernel, tensor, "extents")[axis]
 
 
 def _is_block(kernel: tile.KernelOp, op: Copy) -> bool:

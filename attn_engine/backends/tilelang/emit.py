@@ -33,17 +33,16 @@ from attn_engine.backends.tilelang.emit_overlap import (
     statements,
 )
 from attn_engine.backends.tilelang.emit_scalar import SCALAR_RULES, print_kept
+from attn_engine.backends.tilelang.legalize import UNKNOWN, reach_of
 from attn_engine.backends.tilelang.overlap import ONCE, OVERLAP
 from attn_engine.backends.tilelang.printer import (
     RESERVED,
-    UNKNOWN,
     KernelPrinter,
     element,
     integer_attribute,
     passed_as,
     program_name,
     quoted_dtype,
-    reach_of,
     stored_dtype,
     tuple_text,
 )
@@ -140,9 +139,8 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     trips = f"T.ceildiv({upper} - {lower}, {step})"  # below 0 is none: a maximum would stop TileLang's pipeliner
     trips = f"T.max({trips}, 1)" if ONCE in op.attributes else trips
     depth = f"num_stages=min({stages}, {printer.depth})"
-    depth = (
-        f"{depth} if {printer.ahead} else 0" if printer.mark(op) else depth
-    )  # what it keeps stops TileLang's own plan
+    if printer.mark(op):  # what it keeps stops TileLang's own plan
+        depth += f" if {printer.ahead} else 0"
     loop = f"T.Pipelined({', '.join([trips, depth, *printer.mark(op)])})" if stages > 1 else f"T.serial({trips})"
     printer.trip = printer.names.fresh("trip")
     with printer.writer.block(f"for {printer.trip} in {loop}:"):

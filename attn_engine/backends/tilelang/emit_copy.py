@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.backends.tilelang import types
-from attn_engine.backends.tilelang.copies import BLOCK, BULK, Copy, tensor_of
+from attn_engine.backends.tilelang.copies import BLOCK, BULK, Copy
+from attn_engine.backends.tilelang.legalize import tensor_of
 from attn_engine.backends.tilelang.printer import (
     KernelPrinter,
     buffer_shape,

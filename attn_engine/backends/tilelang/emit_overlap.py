@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.utils.hints import isa
 
-from attn_engine.backends.tilelang.copies import BULK, REGISTERS, tensor_of
+from attn_engine.backends.tilelang.copies import BULK, REGISTERS
+from attn_engine.backends.tilelang.legalize import tensor_of
 from attn_engine.backends.tilelang.printer import KernelPrinter, integer_attribute
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_compute import GemmOp
@@ -81,7 +84,9 @@ def loop_of(kernel: tile.KernelOp) -> scf.ForOp:
 
 def registers_of(kernel: tile.KernelOp) -> tuple[int, ...]:
     """Of a thread that copies, and of one that computes."""
-    return tile.ints_of(kernel.attributes[REGISTERS])  # type: ignore[arg-type]
+    share = kernel.attributes[REGISTERS]
+    assert isa(share, DenseArrayBase)
+    return tile.ints_of(share)
 
 
 # --- who runs what -----------------------------------------------------------------------------

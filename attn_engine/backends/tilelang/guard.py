@@ -18,9 +18,11 @@ from attn_engine.dialects.tile_buffer_check import reads, writes
 from attn_engine.dialects.tile_buffer_map import BufferMapOp, IndexOp
 from attn_engine.dialects.tile_buffer_memory import buffer_type
 from attn_engine.dialects.tile_types import BufferType
+from attn_engine.ir.walks import behind
+from attn_engine.passes.simplify_rule import predicate_of
 
-_BELOW = {2: "slt", 3: "sle", 4: "sgt", 5: "sge"}
-"""By predicate number of `arith.cmpi`, the comparisons that bounds can decide."""
+_LESS, _MORE = ("slt", "sle"), ("sgt", "sge")
+"""The comparisons that bounds can decide."""
 
 
 @dataclass
@@ -33,12 +35,10 @@ class _Extremes:
         """A scalar that is true only if a condition holds for every element; None if nothing can be told."""
         match condition.owner:
             case arith.AndIOp() | arith.OrIOp() as both:
-                sides = self.always(both.lhs), self.always(both.rhs)
-                return self._add(type(both)(*sides)) if None not in sides else None  # type: ignore[arg-type]
-            case arith.CmpiOp() as compare if compare.predicate.value.data in _BELOW:
-                name = _BELOW[compare.predicate.value.data]
-                is_less = name in ("slt", "sle")
-                left, right = self.extreme(compare.lhs, is_less), self.extreme(compare.rhs, not is_less)
+                left, right = self.always(both.lhs), self.always(both.rhs)
+                return self._add(type(both)(left, right)) if left and right else None
+            case arith.CmpiOp() as compare if (name := predicate_of(compare)) in (*_LESS, *_MORE):
+                left, right = self.extreme(compare.lhs, name in _LESS), self.extreme(compare.rhs, name in _MORE)
                 return self._add(arith.CmpiOp(left, right, name)) if left and right else None
             case _:
                 return None
@@ -60,13 +60,13 @@ class _Extremes:
                 return self._both(both, most, not most)
             case arith.ExtSIOp() as wider:
                 inner = self.extreme(wider.input, most)
-                return self._add(arith.ExtSIOp(inner, wider.result.type)) if inner else None  # type: ignore[arg-type]
+                return self._add(wider.clone({wider.input: inner})) if inner else None
             case _:
                 return None
 
-    def _both(self, op: Operation, left: bool, right: bool) -> SSAValue | None:
-        sides = self.extreme(op.operands[0], left), self.extreme(op.operands[1], right)
-        return self._add(type(op)(*sides)) if None not in sides else None  # type: ignore[call-arg]
+    def _both(self, op: arith.SignlessIntegerBinaryOperation, left: bool, right: bool) -> SSAValue | None:
+        first, second = self.extreme(op.lhs, left), self.extreme(op.rhs, right)
+        return self._add(type(op)(first, second)) if first and second else None
 
     def _add(self, op: Operation) -> SSAValue:
         Rewriter.insert_op(op, InsertPoint.before(self.op))
@@ -113,7 +113,7 @@ def _mask_map(
     op: BufferMapOp, numbers: list[int], selects: dict[int, arith.SelectOp], condition: SSAValue
 ) -> BufferMapOp:
     """The selects alone, in place."""
-    used = _behind(condition)
+    used = set(behind([condition]))
     scalars = [n for n, arg in enumerate(op.body.block.args) if arg in used]
     outputs = [op.outputs[n] for n in numbers]
     types = [buffer_type(o).element_type for o in outputs] + [op.body.block.args[n].type for n in scalars]
@@ -137,18 +137,6 @@ def _mask_map(
     everywhere = tuple(range(len(op.shape)))
     inputs = [*outputs, *(op.inputs[n] for n in scalars)]
     return BufferMapOp(inputs, [*(everywhere for _ in outputs), *(axes[n] for n in scalars)], outputs, block)
-
-
-def _behind(value: SSAValue) -> set[SSAValue]:
-    """What a value is computed from, itself included."""
-    found, stack = {value}, [value]
-    while stack:
-        owner = stack.pop().owner
-        for operand in owner.operands if isinstance(owner, Operation) else ():
-            if operand not in found:
-                found.add(operand)
-                stack.append(operand)
-    return found
 
 
 def _drop_unused(op: BufferMapOp) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects import arith
@@ -21,11 +22,19 @@ Copy = memory.CopyInOp | memory.CopyOutOp | memory.BufferAtomicAddOp
 UNKNOWN = -1
 
 
+def reach_of(kernel: tile.KernelOp, tensor: SSAValue, kind: str) -> tuple[int, ...]:
+    """An entry per axis of a tensor argument of `extents`, `cuts` or `sizes`, -1 where nothing is known."""
+    assert isinstance(tensor, BlockArgument)
+    known: Any = kernel.attributes.get(kind)
+    return tile.ints_of(known.data[tensor.index]) if known is not None else (UNKNOWN,) * _rank(tensor)
+
+
 def _copies(kernel: tile.KernelOp) -> list[Copy]:
     return [op for op in kernel.walk() if isinstance(op, Copy)]
 
 
-def _tensor_of(op: Copy) -> SSAValue:
+def tensor_of(op: Copy) -> SSAValue:
+    """What a copy reads or writes in memory."""
     return op.source if isinstance(op, memory.CopyInOp) else op.target
 
 
@@ -57,7 +66,7 @@ def _is_size(launches: Iterable[tile.LaunchOp], limit: BlockArgument, axis: int)
 
 def _is_uniform(kernel: tile.KernelOp, tensor: SSAValue, axis: int, limit: BlockArgument) -> bool:
     """Whether every copy of a tensor has the same limit along an axis."""
-    copies = [op for op in _copies(kernel) if _tensor_of(op) is tensor]
+    copies = [op for op in _copies(kernel) if tensor_of(op) is tensor]
     return {_known_limit(op, axis, kernel.body.block) for op in copies} == {limit.index}
 
 
@@ -67,7 +76,7 @@ def _name_sizes(kernel: tile.KernelOp, launches: list[tile.LaunchOp]) -> dict[tu
     named: dict[tuple[SSAValue, int], tile.DimOp] = {}
     equal: dict[tuple[SSAValue, int], int] = {}
     for op in _copies(kernel):
-        tensor, dims = _tensor_of(op), tile.ints_of(op.dims)
+        tensor, dims = tensor_of(op), tile.ints_of(op.dims)
         first = len(op.indices) + (1 if isinstance(op, memory.CopyInOp) else 2)
         for place, (limit, t) in enumerate(zip(list(op.limits), tile.ints_of(op.bounded), strict=True), first):
             key = (tensor, dims[t])
@@ -119,7 +128,7 @@ def _reach(kernel: tile.KernelOp, tensor: SSAValue) -> tuple[list[int], list[int
     """Per axis of a tensor: the constant, and the argument of the kernel, beyond which nothing is touched."""
     rank = _rank(tensor)
     extents, cuts = [UNKNOWN] * rank, [UNKNOWN] * rank
-    copies = [op for op in _copies(kernel) if _tensor_of(op) is tensor]
+    copies = [op for op in _copies(kernel) if tensor_of(op) is tensor]
     if not copies or any(not isinstance(use.operation, Copy | tile.DimOp) for use in tensor.uses):
         return extents, cuts
     for axis in range(rank):

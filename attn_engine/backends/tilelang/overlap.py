@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import AnyFloat, ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -24,6 +24,7 @@ from attn_engine.dialects.tile_buffer_map import BufferMapOp
 from attn_engine.dialects.tile_buffer_memory import buffer_type, is_fragment
 from attn_engine.dialects.tile_buffer_pending import LATE, PENDING, WaitProductsOp
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.passes.simplify_constants import is_constant
 
 OVERLAP = "overlap"
 """Of a kernel: threads that copy, threads that compute, and products one iteration late."""
@@ -181,7 +182,8 @@ def _rounding(source: SSAValue, target: SSAValue) -> Operation:
     if wide == narrow:
         return memory.CopyOp(source, target)
     block = Block(arg_types=[wide])
-    rounded = arith.TruncFOp(block.args[0], narrow)  # type: ignore[arg-type]
+    assert isinstance(narrow, AnyFloat)
+    rounded = arith.TruncFOp(block.args[0], narrow)
     block.add_ops([rounded, tile.MapYieldOp(rounded.result)])
     axes = range(len(buffer_type(target).get_shape()))
     return BufferMapOp([source], [tuple(axes)], [target], block)
@@ -192,13 +194,9 @@ def _clear(form: Form) -> None:
     before = form.first.prev_op
     while before is not None and form.first.acc not in (*reads(before), *writes(before)):
         before = before.prev_op
-    if isinstance(before, memory.BufferFillOp) and _is_zero(before.value):
+    if isinstance(before, memory.BufferFillOp) and is_constant(before.value, 0):
         form.first.properties["clear"] = UnitAttr()
         Rewriter.erase_op(before)
-
-
-def _is_zero(value: SSAValue) -> bool:
-    return isinstance(value.owner, arith.ConstantOp) and float(value.owner.value.value.data) == 0  # type: ignore[union-attr]
 
 
 def _order(form: Form, late: Sequence[Operation]) -> None:
@@ -219,18 +217,11 @@ def _order(form: Form, late: Sequence[Operation]) -> None:
 # --- copies ------------------------------------------------------------------------------------
 
 
-def _bytes(type_: BufferType) -> int:
-    count = 1
-    for size in type_.get_shape():
-        count *= size
-    return count * type_.element_type.size  # type: ignore[attr-defined]
-
-
 def _shared_bytes(form: Form) -> int:
     """What the tiles need, those of the loop once per stage."""
     stages = integer_attribute(form.loop, "stages", 1)
     copies = [op for op in form.kernel.walk() if isinstance(op, memory.CopyInOp) and not is_fragment(op.target)]
-    return sum(_bytes(buffer_type(op.target)) * (stages if op.parent is form.body else 1) for op in copies)
+    return sum(buffer_type(op.target).byte_size * (stages if op.parent is form.body else 1) for op in copies)
 
 
 def _store_through_shared(form: Form) -> None:
@@ -238,9 +229,9 @@ def _store_through_shared(form: Form) -> None:
     free = ARCH.shared_per_block - _shared_bytes(form) - 1024
     for op in [o for o in form.kernel.body.block.ops if isinstance(o, memory.CopyOutOp)]:
         type_ = buffer_type(op.value)
-        if BLOCK not in op.attributes or len(type_.get_shape()) != 2 or _bytes(type_) > free:
+        if BLOCK not in op.attributes or len(type_.get_shape()) != 2 or type_.byte_size > free:
             continue
-        free -= _bytes(type_)
+        free -= type_.byte_size
         alloc = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
         alloc.result.name_hint = op.target.name_hint
         Rewriter.insert_op(alloc, InsertPoint.at_start(form.kernel.body.block))

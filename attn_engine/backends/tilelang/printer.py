@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from xdsl.dialects.builtin import IntegerAttr, i1
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.tilelang import types
+from attn_engine.backends.tilelang.legalize import UNKNOWN, reach_of
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_types import BufferType
 
@@ -25,7 +25,6 @@ half half_t bfloat16_t uchar uint ushort ulong float2 float4 int2 int4 dim3 tl c
 rsqrt pow sin cos erf floor ceil round isnan isinf threadIdx blockIdx blockDim gridDim main_kernel call init"""
 RESERVED = (*_PYTHON.split(), *_CPP.split())
 GRID_AXES = 3
-UNKNOWN = -1
 
 
 class KernelPrinter:
@@ -91,13 +90,6 @@ class KernelPrinter:
 def program_name(kernel: tile.KernelOp) -> str:
     """The Python function that makes a kernel's program."""
     return f"{kernel.sym_name.data}_program"
-
-
-def reach_of(kernel: tile.KernelOp, tensor: SSAValue, kind: str) -> tuple[int, ...]:
-    """An entry per axis of a tensor argument of `extents` or `cuts`, -1 where nothing is known."""
-    assert isinstance(tensor.type, tile.GlobalType) and isinstance(tensor, BlockArgument)
-    known: Any = kernel.attributes.get(kind)
-    return tile.ints_of(known.data[tensor.index]) if known is not None else (UNKNOWN,) * tensor.type.rank.data
 
 
 def tuple_text(items: Sequence[str]) -> str:
