@@ -48,6 +48,19 @@ class Examination:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """How much of other work a backend's loop over keys runs beside its products on Hopper: what backends are ranked by."""
+
+    share: float
+    """Of the work that is no product, calibrated on an H200 with heads of 128 in 16 bits (bench/results)."""
+    why: str
+    heads: tuple[int, ...] = ()
+    """Sizes of heads for which it does; empty if for all."""
+    gradients: bool = True
+    """Whether the loops of gradients do so too; otherwise they go to plain kernels by prediction."""
+
+
+@dataclass(frozen=True)
 class Backend:
     """One target: how tile IR becomes text, and text becomes callables.
 
@@ -82,6 +95,8 @@ class Backend:
     """Whether it prints `tile.add_diagonals`."""
     fuses: bool = False
     """Whether its kernel of dk and dv may find dq too, as sums in memory in no particular order."""
+    overlap: Overlap | None = None
+    """What it is ranked by where a user names no backend; None if it is taken only by name, or by its device."""
     one_loop: bool = False
     """Whether it pipelines one loop of a kernel only, and so wants all blocks in one."""
 

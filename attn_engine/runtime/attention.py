@@ -21,7 +21,7 @@ from attn_engine.frontend.packed import Tokens, check_bounds, packed
 from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op, reference
 from attn_engine.runtime.captures import CaptureRules, capture_rules
-from attn_engine.runtime.choice import PLAIN_GRADIENTS, choose
+from attn_engine.runtime.choice import choose, gradients_of
 from attn_engine.runtime.decoding import Decoding, adapted, decoding
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Facts, Request
@@ -252,8 +252,7 @@ class Attention(Inspection):
         others = plain_backend if wrt and not measures else ""
         ways = list(
             dict.fromkeys(
-                Way(target, self.options.apply(schedule), others if target.backend in PLAIN_GRADIENTS else "")
-                for target, schedule in found
+                Way(target, self.options.apply(schedule), gradients_of(target, others)) for target, schedule in found
             )
         )
 

@@ -13,12 +13,12 @@ from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ModuleOp, TensorType, f32
 from xdsl.ir import Block, Operation
 
-from attn_engine.backends.backend import get_backend
+from attn_engine.backends.backend import BACKENDS, Overlap, get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import padded
 from attn_engine.runtime.devices import Target, is_usable
-from attn_engine.runtime.predict import BESIDE, Prediction, predict
+from attn_engine.runtime.predict import Prediction, predict
 from attn_engine.runtime.schedules import heads_of
 
 PLAIN, ASYNC_ARCH = "triton", "sm_90"
@@ -37,10 +37,6 @@ _EXPANDED = 15
 
 WORTH = 1.05
 """How much faster than plain kernels others must be predicted to be."""
-PLAIN_GRADIENTS = ("tilelang",)
-"""Backends whose gradients do not overlap products: by prediction, they go to plain kernels."""
-OVERLAPPED_HEADS = (64, 128)
-"""Sizes of heads whose forward TileLang's kernels overlap."""
 
 
 @dataclass(frozen=True)
@@ -76,33 +72,38 @@ def consider(module: ModuleOp, anywhere: bool = False) -> Considered:
     """What each backend's forward should cost on Hopper, of those that are usable here (or of all: `anywhere`)."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp))
     heads, cost = heads_of(module), min(score_cost(op), MAX_SCORE_COST)
-    reasons = {name: _unsuited(name, op, anywhere) for name in BESIDE}
+    backends = [get_backend(name) for name in BACKENDS]
+    reasons = {b.name: _unsuited(b.name, b.overlap, op, anywhere) for b in backends if b.overlap is not None}
     ranked = [predict(name, heads, cost) for name, reason in reasons.items() if reason is None]
     unsuited = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
     return Considered(tuple(sorted(ranked, key=lambda p: p.clocks)), tuple(unsuited))
 
 
-def _unsuited(name: str, op: attn.AttentionOp, anywhere: bool) -> str | None:
+def gradients_of(target: Target, plain: str) -> str:
+    """By prediction, the backend of the gradients of a target's forward, if that is another."""
+    overlap = get_backend(target.backend).overlap
+    return "" if overlap is None or overlap.gradients else plain
+
+
+def _unsuited(name: str, overlap: Overlap, op: attn.AttentionOp, anywhere: bool) -> str | None:
     """Why a backend is not considered for an attention."""
     if name == PLAIN:
         return None
     if not anywhere and not is_usable(name):
         return get_backend(name).check().reason
-    suits = _suits(op) if name == "gluon" else _suits(op) and _overlaps(op)
+    suits = _suits(op) and (not overlap.heads or all(size in overlap.heads for size in _sizes(op)))
     return None if suits else "its loop does not run other work beside products here"
 
 
-def _overlaps(op: attn.AttentionOp) -> bool:
-    sizes = [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
-    return all(size in OVERLAPPED_HEADS for size in sizes)
+def _sizes(op: attn.AttentionOp) -> list[int]:
+    return [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
 
 
 def _suits(op: attn.AttentionOp) -> bool:
     """Whether a forward with asynchronous products can be the faster one."""
     if tile.element_of(op.q) == f32:
         return False
-    sizes = [padded(v.type.get_shape()[3]) for v in (op.q, op.v) if isinstance(v.type, TensorType)]
-    if any(not SMALLEST_HEAD <= size <= LARGEST_HEAD for size in sizes):
+    if any(not SMALLEST_HEAD <= padded(size) <= LARGEST_HEAD for size in _sizes(op)):
         return False
     mods = (op.query_mod, op.key_mod, op.value_mod)
     return not any(m is not None and m.blocks for m in mods) and score_cost(op) <= MAX_SCORE_COST

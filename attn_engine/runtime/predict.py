@@ -1,14 +1,15 @@
 """What a forward should cost by its schedule: clocks of one multiprocessor per score, summed over its units.
 
 Matrix units take the two products; vector and special-function units take the row function and the score_mod. How much
-of the latter runs beside the products is a fact of how a backend schedules its loop, calibrated on an H200 with heads of
-128 in 16 bits (bench/results). It ranks backends; it is no time.
+of the latter runs beside the products is a fact of how a backend schedules its loop (`Backend.overlap`). It ranks backends; it is
+no time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_engine.backends.backend import get_backend
 from attn_engine.ir.schedule import Heads, padded
 
 MULTIPLY_ADDS, VECTOR_OPS, SPECIAL_OPS = 1024, 128, 16
@@ -19,13 +20,6 @@ PRODUCT_SHARE = 0.9
 """Of the matrix units' rate that a loop of products alone reaches."""
 MOST_HIDDEN = 0.5
 """Of the products' time at most, other work runs beside."""
-
-BESIDE = {
-    "gluon": (0.55, "two groups of warps take turns, and products start before the weights before them are done"),
-    "tilelang": (0.4, "the second product runs beside the next weights"),
-    "triton": (0.15, "weights are computed between the products"),
-}
-"""By backend: the share of other work that runs beside products, and why."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,8 @@ class Prediction:
 
 def predict(backend: str, heads: Heads, score_ops: int) -> Prediction:
     """Of one backend, for heads of some size and a score_mod of so many operations."""
-    share, why = BESIDE[backend]
+    overlap = get_backend(backend).overlap
+    assert overlap is not None
     products = (padded(heads.qk) + padded(heads.v)) / MULTIPLY_ADDS / PRODUCT_SHARE
     others = (ROW_OPS + score_ops) / VECTOR_OPS + 1 / SPECIAL_OPS
-    return Prediction(backend, products + others - min(share * others, MOST_HIDDEN * products), why)
+    return Prediction(backend, products + others - min(overlap.share * others, MOST_HIDDEN * products), overlap.why)

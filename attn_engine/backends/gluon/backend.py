@@ -1,6 +1,6 @@
 """The manifest of the Gluon backend: kernels with asynchronous copies and products, on Hopper."""
 
-from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.backend import Backend, Level, Overlap
 from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
 from attn_engine.backends.gluon.examine import examine
@@ -21,4 +21,5 @@ BACKEND = Backend(
     fuses=True,
     sums_diagonals=True,
     channels=CHANNELS,
+    overlap=Overlap(0.55, "two groups of warps take turns, and products start before the weights before them are done"),
 )

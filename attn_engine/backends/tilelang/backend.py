@@ -1,6 +1,6 @@
 """The manifest of the TileLang backend: buffered level, NVIDIA and AMD."""
 
-from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.backend import Backend, Level, Overlap
 from attn_engine.backends.tilelang.build import build, check
 from attn_engine.backends.tilelang.emit import emit
 
@@ -19,4 +19,5 @@ BACKEND = Backend(
     build=build,
     check=check,
     one_loop=True,
+    overlap=Overlap(0.4, "the second product runs beside the next weights", heads=(64, 128), gradients=False),
 )

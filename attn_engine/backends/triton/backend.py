@@ -1,6 +1,6 @@
 """The manifest of the Triton backend: value level, NVIDIA and AMD."""
 
-from attn_engine.backends.backend import Backend, Level
+from attn_engine.backends.backend import Backend, Level, Overlap
 from attn_engine.backends.triton.build import build, check
 from attn_engine.backends.triton.emit import emit
 
@@ -14,4 +14,5 @@ BACKEND = Backend(
     copies_blocks=True,
     knows_whole=True,
     sums_diagonals=True,
+    overlap=Overlap(0.15, "weights are computed between the products"),
 )
