@@ -28,7 +28,7 @@ def mamba_chunk_scan_combined(
     return_final_states: bool = False,
     return_varlen_states: bool = False,
     state_dtype: torch.dtype | None = None,
-) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """S_t = exp(A dt_t) S_{t-1} + dt_t B_t x_t^T, y_t = C_t S_t + D x_t, times silu(z) if given.
 
     `seq_idx` [B, T]: the state is forgotten where it changes. Final states follow y if asked for, and with
@@ -57,7 +57,7 @@ def mamba_chunk_scan_combined(
         )
         assert each is not None
         states.append(each.transpose(2, 3))
-    return y if not states else (y, *states)  # type: ignore[return-value]
+    return y if not states else (y, *states)
 
 
 def _step_size(
@@ -116,53 +116,34 @@ def selective_state_update(
         return y
     expanded = [dt, A, *([dt_bias] if dt_bias is not None else [])]
     alike = all(t.shape[-1] == 1 or not t.stride(-1) for t in expanded) and (A.shape[-2] == 1 or not A.stride(-2))
-    return (_per_head if alike else _per_channel)(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus)
+    if alike:
+        dt, dt_bias = dt[..., :1], None if dt_bias is None else dt_bias[..., :1]
+    step = _step_size(dt, dt_bias, dt_softplus)
+    y = (_per_head if alike else _per_channel)(state, x, step, A, B, C)
+    return _skip_and_gate(y, x, D, z)
 
 
 def _expanded(x: Tensor | None, axis: int) -> Tensor | None:
     return None if x is None else x.unsqueeze(axis)
 
 
-def _per_head(
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    softplus: bool,
-) -> Tensor:
-    bias = None if dt_bias is None else dt_bias[..., 0]
-    step = _step_size(dt[..., 0], bias, softplus)[:, None]
-    decay = step * A[..., 0, 0].float()
+def _per_head(state: Tensor, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """y [B, H, P]; `step` is [B, H, 1]."""
+    strength = step[..., 0][:, None]
+    decay = strength * A[..., 0, 0].float()
     q, k, v = (t.to(x.dtype)[:, None] for t in (C, B, x))
-    y = recurrence_step(q, k, v, state=state.transpose(2, 3), decay=decay, weight=step, scale=1.0)
-    return _skip_and_gate(y[:, 0], x, D, z)
+    return recurrence_step(q, k, v, state=state.transpose(2, 3), decay=decay, weight=strength, scale=1.0)[:, 0]
 
 
-def _per_channel(
-    state: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    softplus: bool,
-) -> Tensor:
-    """Each channel of a head as a head with one value channel."""
+def _per_channel(state: Tensor, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """y [B, H, P]: each channel of a head as a head with one value channel; `step` is [B, H, P]."""
     batch, heads, channels, size = state.shape
-    step = _step_size(dt, dt_bias, softplus).reshape(batch, 1, -1)
-    decay = step[..., None] * A.float().reshape(-1, size)
+    strength = step.reshape(batch, 1, -1)
+    decay = strength[..., None] * A.float().reshape(-1, size)
     q, k = (t.to(x.dtype)[:, None] for t in (C, B))
     v = x.reshape(batch, 1, -1, 1)
     one_by_one = state.reshape(batch, heads * channels, size, 1)
-    y = recurrence_step(q, k, v, state=one_by_one, decay=decay, weight=step, scale=1.0)
+    y = recurrence_step(q, k, v, state=one_by_one, decay=decay, weight=strength, scale=1.0)
     if one_by_one.data_ptr() != state.data_ptr():
         state.copy_(one_by_one.reshape(state.shape))
-    return _skip_and_gate(y.reshape(x.shape), x, D, z)
+    return y.reshape(x.shape)
