@@ -98,7 +98,7 @@ def element_of(value: SSAValue | Attribute) -> Attribute:
     """The element type of a tile or of a global tensor; a scalar's own type."""
     type_ = value.type if isinstance(value, SSAValue) else value
     if isinstance(type_, TensorType | GlobalType):
-        return type_.element_type  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return type_.element_type  # pyright: ignore[reportUnknownVariableType]
     return type_
 
 
@@ -108,7 +108,7 @@ def splat_of(dense: DenseIntOrFPElementsAttr) -> Attribute | None:
     Looks at bytes: unpacking every element of a tile costs milliseconds.
     """
     data, element = dense.data.data, dense.get_element_type()
-    width = element.compile_time_size  # type: ignore[union-attr]
+    width = element.compile_time_size
     if data != data[:width] * (len(data) // width):
         return None
     return DenseIntOrFPElementsAttr(TensorType(element, [1]), BytesAttr(data[:width])).get_attrs()[0]

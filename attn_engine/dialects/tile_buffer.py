@@ -1,7 +1,8 @@
 """The buffered level of the ``tile`` dialect: kernels over buffers with explicit copies.
 
 A kernel at this level starts with `tile.buffer_alloc`s and has no tensors: every op reads and writes buffers
-in place. What a loop carries lies in buffers written before it; carries that change places are copies.
+in place. Tiles that a loop carries lie in buffers written before it; carries that change places are copies. Numbers
+are carried as results.
 `scf.for` may have an attribute `stages = n : i64`: copies from global memory run up to n - 1 iterations ahead.
 Kernel attributes: `threads` (of one program), and `explicit_barriers` where the target does not place
 barriers itself. Memory is in `tile_buffer_memory`, computing in `tile_buffer_compute`, products that are not waited

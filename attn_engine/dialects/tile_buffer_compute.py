@@ -22,7 +22,7 @@ from xdsl.utils.str_enum import StrEnum
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_layout import MfmaAttr, Part, SliceLayoutAttr, ownership
 from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp, IndexOp
-from attn_engine.dialects.tile_buffer_memory import buffer_type, fragment_layout, is_fragment, root
+from attn_engine.dialects.tile_buffer_memory import buffer_type, check_held_alike, fragment_layout, is_fragment, root
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
 
 
@@ -247,9 +247,7 @@ class BufferScanOp(IRDLOperation):
             raise VerifyException(f"axis {axis} of {source}; a scan takes a fragment of rank 1 or 2")
         if self.target.type != source or not is_fragment(self.source):
             raise VerifyException(f"a scan is of a fragment into one like it, got {source} and {self.target.type}")
-        layouts = [fragment_layout(v) for v in (self.source, self.target)]
-        if len({None if layout is None else ownership(layout) for layout in layouts}) > 1:
-            raise VerifyException(f"a scan's source is held as {layouts[0]}, its target as {layouts[1]}")
+        check_held_alike(self.source, self.target)
 
 
 BUFFER_COMPUTE_OPS: list[type[Operation]] = [
