@@ -54,7 +54,7 @@ def emit(module: ModuleOp) -> str:
 
 
 def _adds_to_memory(kernel: tile.KernelOp) -> bool:
-    """Whether programs may add to one element, so that their order shows in the rounding of the sum."""
+    """Whether programs may meet in one element: threads would lose what others write, and order shows in the rounding."""
     return any(isinstance(op, tile.AtomicAddOp | tile.AtomicMaxOp | tile.ScatterAddOp) for op in kernel.walk())
 
 

@@ -242,16 +242,11 @@ def atomic_max(
     limits: dict[int, Scalar],
 ) -> None:
     """Raises one element to the largest number of the active programs."""
-    value = _element(value, memory.dtype)
     places, valid = _places(memory, shape, indices, dims, limits, programs.active)
-    full = broadcast(valid.shape, value.shape, programs.shape, *(p.shape for p in places))
-    mask = valid.expand(full)
-    flat = memory.view(-1)
-    index = sum(
-        (p.expand(full)[mask] * stride for p, stride in zip(places, memory.stride(), strict=True)),
-        torch.zeros((), dtype=torch.int64),
-    )
-    flat.scatter_reduce_(0, index, value.expand(full)[mask].to(memory.dtype), "amax")
+    index, values = _accessed(places, valid, _element(value, memory.dtype))
+    steps = zip(index, memory.stride(), strict=True)
+    flat = sum((i * stride for i, stride in steps), torch.zeros(values.shape, dtype=torch.int64))
+    memory.view(-1).scatter_reduce_(0, flat, values.to(memory.dtype), "amax")
 
 
 def _element(value: Scalar, dtype: torch.dtype) -> Tensor:
@@ -264,11 +259,16 @@ def _fits(value: Tensor, view: Tensor) -> bool:
 
 
 def _write(memory: Tensor, places: Sequence[Tensor], valid: Tensor, value: Tensor, accumulate: bool) -> None:
-    full = broadcast(valid.shape, value.shape, *(p.shape for p in places))
-    mask = valid.expand(full)
+    index, values = _accessed(places, valid, value)
     if not places and accumulate:
         # A tensor without axes: index_put_ has no index to sum over.
-        memory.add_(value.expand(full)[mask].sum().to(memory.dtype))
+        memory.add_(values.sum().to(memory.dtype))
         return
-    index = tuple(p.expand(full)[mask] for p in places)
-    memory.index_put_(index, value.expand(full)[mask].to(memory.dtype), accumulate=accumulate)
+    memory.index_put_(index, values.to(memory.dtype), accumulate=accumulate)
+
+
+def _accessed(places: Sequence[Tensor], valid: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """One row for each valid element: its indices, and what goes there."""
+    full = broadcast(valid.shape, value.shape, *(p.shape for p in places))
+    mask = valid.expand(full)
+    return tuple(p.expand(full)[mask] for p in places), value.expand(full)[mask]

@@ -27,7 +27,7 @@ def axes_in_map(value: SSAValue, map_: tile.MapOp) -> frozenset[int]:
 
 def last_use(value: SSAValue, op: Operation) -> bool:
     """Whether `op` reads a value last, in the block that defines it, and no view of it was made before."""
-    block = value.owner if isinstance(value, BlockArgument) else value.owner.parent  # type: ignore[union-attr]
+    block = value.owner if isinstance(value, BlockArgument) else value.owner.parent
     if op.parent is not block or list(op.operands).count(value) != 1:
         return False
     users = {use.operation for use in value.uses} - {op}

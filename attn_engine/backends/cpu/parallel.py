@@ -76,9 +76,9 @@ def _pause() -> Callable[[int], int] | None:
 
 
 def dismiss_threads() -> None:
-    """Ends torch's own threads, which spin for up to 20 ms after an operation, each on a core that ours need.
+    """Ends torch's own threads, which spin for milliseconds after an operation, each on a core that ours need.
 
-    The next operation that wants them makes them again, in about 50 microseconds.
+    The next operation that wants them makes them again, in a fraction of that.
     """
     pause = _pause()
     if pause is not None:

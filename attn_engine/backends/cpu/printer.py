@@ -30,8 +30,7 @@ class KernelPrinter:
         self.rules = rules
         self.axes: dict[SSAValue, frozenset[int]] = {}
         self.uniform: set[SSAValue] = {a for a in kernel.body.block.args if not isinstance(a.type, tile.GlobalType)}
-        writes = (tile.StoreOp, tile.AtomicAddOp, tile.AtomicMaxOp, tile.ScatterAddOp)
-        self.written = {op.target for op in kernel.walk() if isinstance(op, writes)}
+        self.written = {op.target for op in kernel.walk() if isinstance(op, tile.WriteAccess | tile.ScatterAddOp)}
         self.buffers = 0
         """Buffers in use at this point; loops one after the other have the same ones."""
 
