@@ -29,8 +29,7 @@ def _scalar(printer: FunctionPrinter, op: Operation) -> None:
 
 
 def _check_float(op: Operation) -> None:
-    """These are stored and converted; there is no arithmetic on them."""
-    if isinstance(op, _ON_FLOATS) and str(op.operands[0].type) in ("bf16", "f8E4M3FN", "f8E4M3FNUZ"):
+    if isinstance(op, _ON_FLOATS) and str(op.operands[0].type) in types.ONLY_STORED:
         raise UnsupportedOpError(f"{op.name} on {op.operands[0].type}", types.BACKEND_NAME)
 
 

@@ -63,9 +63,7 @@ def _apart(a: list[Operation], b: list[Operation]) -> bool:
 
 def _share(kernel: tile.KernelOp) -> None:
     kept: list[memory.BufferAllocOp] = []
-    for alloc in [op for op in kernel.body.block.ops if isinstance(op, memory.BufferAllocOp)]:
-        if memory.buffer_type(alloc.result).memory_space is not MemorySpace.SHARED:
-            continue
+    for alloc in tiles_in_lds(kernel):
         host = next((k for k in kept if _alike(k, alloc) and _apart(_users(k), _users(alloc))), None)
         if host is None:
             kept.append(alloc)
@@ -131,13 +129,7 @@ def _keeps(copy: memory.CopyInOp, op: Operation) -> bool:
     return any(copy.target in (*reads(inner), *writes(inner)) for inner in inside)
 
 
-_WRITE_GLOBAL = (
-    memory.CopyOutOp,
-    memory.BufferAtomicAddOp,
-    compute.BufferScatterAddOp,
-    tile.AtomicAddOp,
-    tile.StoreOp,
-)
+_WRITE_GLOBAL = (tile.WriteAccess, compute.BufferScatterAddOp)
 
 
 def _stops(copy: memory.CopyInOp, op: Operation) -> bool:

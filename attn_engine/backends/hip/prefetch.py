@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, ModuleOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import Pure
@@ -18,6 +18,7 @@ from attn_engine.dialects import tile_buffer_compute as compute
 from attn_engine.dialects import tile_buffer_memory as memory
 from attn_engine.dialects.tile_buffer_layout import StagedAttr
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.passes.scalar_code import Code
 
 
 @dataclass
@@ -91,17 +92,14 @@ def _copies(loop: scf.ForOp) -> list[_Copy]:
 # --- rewriting ---------------------------------------------------------------------------------
 
 
-def _zero(type_: Attribute) -> Attribute:
-    return IntegerAttr(0, type_) if isinstance(type_, IntegerType) else FloatAttr(0.0, type_)  # type: ignore[arg-type]
-
-
 def _first(loop: scf.ForOp, copies: list[_Copy]) -> scf.IfOp:
     """Before the loop: the first block, or zeros where the loop does not run."""
     block, otherwise = Block(), Block()
     for copy in copies:
         copy.insert_into(block, loop.body.block.args[0], loop.lb)
-        zero = arith.ConstantOp(_zero(memory.buffer_type(copy.staged.result).element_type))  # type: ignore[arg-type]
-        otherwise.add_ops([zero, memory.BufferFillOp(copy.staged.result, zero.result)])
+        code = Code()
+        zero = code.constant(0.0, memory.buffer_type(copy.staged.result).element_type)
+        otherwise.add_ops([*code.ops, memory.BufferFillOp(copy.staged.result, zero.value)])
     for end in (block, otherwise):
         end.add_op(scf.YieldOp())
     runs = arith.CmpiOp(loop.lb, loop.ub, "slt")

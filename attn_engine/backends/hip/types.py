@@ -35,6 +35,8 @@ _ELEMENTS = {
     "i8": "signed char",
     "i1": "bool",
 }
+ONLY_STORED = ("bf16", "f8E4M3FN", "f8E4M3FNUZ")
+"""Floats that are stored and converted; there is no arithmetic on them."""
 _UNSIGNED = {"i64": "unsigned long long", "i32": "unsigned", "i16": "unsigned short", "i8": "unsigned char"}
 
 SIGNATURES = {"f32": "f32", "i32": "i32", "i64": "i64", "i1": "i1"}
