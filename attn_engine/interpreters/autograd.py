@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_TRANSFORMS: Any = cast(Any, torch)._C._functorch
+TRANSFORMS: Any = cast(Any, torch)._C._functorch
+"""What torch tells of tensors inside of its transforms of functions."""
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether a tensor stands for others, as inside of `torch.vmap`, and has no memory of its own."""
+    return TRANSFORMS.is_functorch_wrapped_tensor(x)
+
+
+def common_shape(args: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape that tensors are broadcast to."""
+    return tuple(torch.broadcast_shapes(*(a.shape for a in args)))  # pyright: ignore[reportUnknownArgumentType]
 
 
 class _Local(torch.autograd.Function):
@@ -67,7 +78,7 @@ class _Transformed(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """The functions are elementwise, or reduce the last axis: the sum of derivatives times tangents."""
         args: Sequence[Tensor] = ctx.saved_tensors
-        shape = tuple(torch.broadcast_shapes(*(a.shape for a in args)))  # pyright: ignore[reportUnknownArgumentType]
+        shape = common_shape(args)
         reduces = ctx.function in _REDUCTIONS
         result, pull, *_ = torch.func.vjp(ctx.function, *(a.expand(shape) for a in args))
         total = torch.zeros_like(result)
@@ -126,7 +137,7 @@ _REDUCTIONS = frozenset({_amax, _amin, _first_max, _first_min})
 
 def _is_transformed(value: Tensor) -> bool:
     tangent = forward_ad.unpack_dual(value).tangent
-    return tangent is not None or bool(_TRANSFORMS.is_functorch_wrapped_tensor(value))
+    return tangent is not None or is_wrapped(value)
 
 
 def local(function: Callable[..., Tensor], *args: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from attn_engine.dialects import attn
 from attn_engine.errors import AttnEngineError
 from attn_engine.interpreters import scalar_functions as functions
-from attn_engine.interpreters.autograd import local
+from attn_engine.interpreters.autograd import common_shape, local
 
 DtypeOf = Callable[[Attribute], torch.dtype]
 Rule = Callable[[Any, Sequence[Tensor], DtypeOf], Tensor]
@@ -172,10 +172,6 @@ def _bitcast(op: arith.BitcastOp, args: Sequence[Tensor], dtype_of: DtypeOf) -> 
     return args[0].view(dtype_of(op.result.type))
 
 
-def _common_shape(args: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*(x.shape for x in args)))  # pyright: ignore[reportUnknownArgumentType]
-
-
 def load_index(source: Tensor, indices: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Python's indices made plain: negative ones count from the end, none lies outside."""
     return tuple(torch.where(i < 0, i + n, i).clamp(0, n - 1) for i, n in zip(indices, source.shape, strict=True))
@@ -185,7 +181,7 @@ def _load(op: attn.LoadOp, args: Sequence[Tensor], dtype_of: DtypeOf) -> Tensor:
     """Elements that are not visible read some element or other; nothing outside is ever read."""
     source, dtype = args[0], dtype_of(op.result.type)
     if source.numel() == 0:
-        return torch.zeros(_common_shape(args[1:]), dtype=dtype)
+        return torch.zeros(common_shape(args[1:]), dtype=dtype)
     return source[load_index(source, args[1:])].to(dtype)
 
 
@@ -198,7 +194,7 @@ def _unsigned(function: Callable[[int, int], int]) -> Rule:
     def rule(op: Operation, args: Sequence[Tensor], dtype_of: DtypeOf) -> Tensor:
         dtype = dtype_of(op.results[0].type)
         bits = torch.iinfo(dtype).bits
-        shape = _common_shape(args)
+        shape = common_shape(args)
         a, b = (cast("list[int]", x.expand(shape).reshape(-1).tolist()) for x in args)
         values = [function(x % 2**bits, y % 2**bits) % 2**bits for x, y in zip(a, b, strict=True)]
         signed = [v - 2**bits if v >= 2 ** (bits - 1) else v for v in values]

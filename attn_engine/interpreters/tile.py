@@ -286,14 +286,16 @@ def _dot(machine: Machine, op: tile.DotOp) -> Sequence[Tensor]:
     return [acc + matmul(a.to(acc.dtype), b.to(acc.dtype))]
 
 
+MOST_PRODUCTS = 2**15
+"""Of numbers in a small product: it holds all of them at once."""
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Small ones are sums in one order, as on devices: the same bits whatever the size of the block around."""
     if a.shape[0] * a.shape[1] * b.shape[1] > MOST_PRODUCTS:
         return a @ b
     return (a[:, None, :] * b.mT[None]).sum(-1)
 
-
-MOST_PRODUCTS = 2**15
 
 REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
     tile.Reduction.SUM: lambda value, axis: value.sum(axis, dtype=value.dtype),

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attn_engine.backends.triton.host_strides import ALIGNMENT
-from attn_engine.runtime.vectorize import is_wrapped
+from attn_engine.interpreters.autograd import is_wrapped
 
 NARROWEST = 64
 """Columns of an operand's block. Kernels with narrower ones have read illegal memory on an H200, with descriptors and without:

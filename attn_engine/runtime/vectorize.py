@@ -6,33 +6,29 @@ Folding the axis into the batch would be one call, but would change what user fu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_TRANSFORMS: Any = cast(Any, torch)._C._functorch
+from attn_engine.interpreters.autograd import TRANSFORMS, is_wrapped
+
 Rule = Callable[..., tuple[list[Tensor], list[int]]]
-
-
-def is_wrapped(x: Tensor) -> bool:
-    """Whether a tensor stands for others, as inside of `torch.vmap`, and has no memory of its own."""
-    return _TRANSFORMS.is_functorch_wrapped_tensor(x)
 
 
 def is_differentiated(x: Tensor) -> bool:
     """Whether a transform of `torch.func`, such as `grad` or `vjp`, differentiates a tensor."""
     while is_wrapped(x):
-        if _TRANSFORMS.is_gradtrackingtensor(x):
+        if TRANSFORMS.is_gradtrackingtensor(x):
             return True
-        x = _TRANSFORMS.get_unwrapped(x)
+        x = TRANSFORMS.get_unwrapped(x)
     return False
 
 
 def needs_gradient(x: Tensor) -> bool:
     """Whether a tensor requires a gradient, or one that it stands for."""
     while not x.requires_grad and is_wrapped(x):
-        x = _TRANSFORMS.get_unwrapped(x)
+        x = TRANSFORMS.get_unwrapped(x)
     return x.requires_grad
 
 
