@@ -98,18 +98,19 @@ class Adjoint:
         initial: str,
         dot: str | None,
         final: Attribute | None = None,
+        keeps: bool = False,
         meets: SSAValue | None = None,
+        whole: bool = False,
     ) -> attn.SweepOp:
-        """States are kept forward, and met backwards, where a log decay wants its gradient."""
+        """Where keys or queries stand as its values, a log decay per channel is one of columns of its state."""
         a = self.args
         like, heads = a[names[2]].type, shape_of(self.op.v.type)[1]
         batch, _, tokens, channels = shape_of(like)
-        summed = hint.endswith("_heads")
-        element = f32 if self.wide and summed else tile.element_of(like)
+        columns = self.wide and names[2] != "d_o"
+        element = f32 if columns else tile.element_of(like)
         result: Attribute = TensorType(element, [batch, heads, tokens, channels])
-        columns = self.wide and summed
         rows: list[Attribute] = [TensorType(f32, [batch, heads, tokens])] if dot else []
-        key, keeps = shape_of(a[names[0]].type)[3], "decay" in self.wrt and hint.startswith("d_q")
+        key = shape_of(a[names[0]].type)[3]
         kept: list[Attribute] = (
             [TensorType(tile.element_of(like), [batch, heads, DYNAMIC_INDEX, key, channels])] if keeps else []
         )
@@ -129,7 +130,7 @@ class Adjoint:
                 "segment": IntegerAttr(self.segment, i64) if kept or sums else None,
                 "reverse": UnitAttr() if reverse else None,
                 "columns": UnitAttr() if columns else None,
-                "whole": UnitAttr() if dot == "k" else None,
+                "whole": UnitAttr() if whole else None,
             },
         )  # fmt: skip
         sweep.o.name_hint = hint
@@ -140,7 +141,8 @@ class Adjoint:
         """dq = F(do, v, k), its states turned; q . dq on the way."""
         if "q" not in self.wrt and "decay" not in self.wrt:
             return None
-        sweep = self._sweep(("d_o", "v", "k"), self._hint("q"), False, "initial_t", "q" if rows else None)
+        dot, keeps = "q" if rows else None, "decay" in self.wrt
+        sweep = self._sweep(("d_o", "v", "k"), self._hint("q"), False, "initial_t", dot, keeps=keeps)
         self._finish("q", sweep.o)
         self.kept = sweep.kept
         for value, name in ((sweep.rows, "p"), (sweep.kept, "kept")):
@@ -153,7 +155,7 @@ class Adjoint:
         if "k" not in self.wrt and "decay" not in self.wrt:
             return None
         dot = "k" if rows else None
-        sweep = self._sweep(("v", "d_o", "q"), self._hint("k"), True, "d_final_t", dot, meets=self.kept)
+        sweep = self._sweep(("v", "d_o", "q"), self._hint("k"), True, "d_final_t", dot, meets=self.kept, whole=rows)
         self._finish("k", sweep.o)
         self.ends = sweep.ends
         for value, name in ((sweep.rows, "n"), (sweep.ends, "ends")):

@@ -10,7 +10,7 @@ from xdsl.ir import Block, SSAValue
 from attn_engine.dialects import tile
 from attn_engine.errors import RecurrenceFormError
 from attn_engine.passes.lowering.recurrence.chunks import slot_of
-from attn_engine.passes.lowering.recurrence.setting import State, View
+from attn_engine.passes.lowering.recurrence.setting import State, View, rank_of
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
 
@@ -25,8 +25,6 @@ class Visitor:
     split: SSAValue
     v0: SSAValue
     scale: SSAValue | None
-    wide: bool
-    """Whether there is a log decay per channel, of columns of the state."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Anchors:
         keys = 1 if visitor.state.turned else 0
         sums = scope.add(tile.ReduceOp(tile.Reduction.SUM, terms.result(product), keys), "sums").result
         target = view.kernel.take(self.ends)
-        if visitor.wide:
+        if rank_of(self.ends) == 5:
             scope.add(tile.StoreOp(sums, target, [scope.value(0), *index, visitor.v0], [4]))
             return
         total = scope.add(tile.ReduceOp(tile.Reduction.SUM, sums, 0), "total").result

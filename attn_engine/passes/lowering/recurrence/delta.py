@@ -10,10 +10,11 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.recurrence.chunks import slots_of
 from attn_engine.passes.lowering.recurrence.decay import LOG2_E
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded, rank_of
 from attn_engine.passes.lowering.recurrence.terms import Terms
-from attn_engine.passes.lowering.scope import Index, Scope
+from attn_engine.passes.lowering.scope import Scope
 
 KEPT = 32
 """Tokens between two states that are kept: as many states are in work at a time."""
@@ -43,10 +44,7 @@ class DeltaBackward:
         self.sizes = sizes = Sizes(setting, [op.v], op.bounds)
         self.state = State(Head(key, padded(key, form.pad)), Head(value, padded(value, form.pad)))
         self.warps = min(MOST_WARPS, max(4, self.state.key.tile * self.state.value.tile // PER_WARP))
-        scope = setting.plan.scope
-        slots: Index = setting.blocks(sizes.tokens, KEPT, "slots")
-        if op.bounds is not None:
-            slots = scope.plus(slots, sizes.sequences, "slots")
+        slots = slots_of(setting, sizes, KEPT)
         self.kept = setting.temporary([sizes.batch, sizes.heads, slots, key, value], f32, "kept")
         self.work = setting.temporary([sizes.sequences, sizes.heads, KEPT, key, value], f32, "work")
 

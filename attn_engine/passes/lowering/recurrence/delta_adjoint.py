@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
-from attn_engine.dialects.tile_block import StoreBlockOp
-from attn_engine.passes.lowering.recurrence.chunks import slot_of
+from attn_engine.passes.lowering.recurrence.chunks import slot_of, slots_of
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
 from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, faded, parted, written
@@ -78,10 +77,8 @@ class DeltaAdjoint:
         )  # fmt: skip
 
     def _kept(self, sizes: Sizes, key: int, columns: int, element: object) -> Kept:
-        setting, scope = self.setting, self.setting.plan.scope
-        slots: Index = setting.blocks(sizes.tokens, setting.form.chunk, "slots")
-        if sizes.bounds is not None:
-            slots = scope.plus(slots, sizes.sequences, "slots")
+        setting = self.setting
+        slots = slots_of(setting, sizes, setting.form.chunk)
         leading: list[Index] = [sizes.batch, sizes.heads]
         dtype = tile.element_of(self.op.v)
         rows, states = [*leading, setting.whole(sizes), columns], [*leading, slots, key, columns]
@@ -117,11 +114,7 @@ class KeepStates(Chunk):
         sweep, view, scope = self.sweep, self.view, self.scope
         rounded = Tiles(scope, sweep.precision).rounded(state, sweep.element)
         index = [view.b, view.h, slot_of(view, scope, self.t0, self.size), scope.value(0), sweep.v0]
-        if view.whole_blocks:
-            blocks = sweep.setting.described(target, *tile.shape_of(rounded))
-            scope.add(StoreBlockOp(rounded, view.kernel.take(blocks), index))
-            return
-        scope.add(tile.StoreOp(rounded, view.kernel.take(target), index, [3, 4]))
+        view.store_block(scope, rounded, target, index, dict[int, SSAValue])
 
     def _next(self, state: SSAValue) -> SSAValue:
         """Unlike other sweeps this one has no scale."""

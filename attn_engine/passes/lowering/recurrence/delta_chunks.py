@@ -54,8 +54,7 @@ class Solved:
         k = view.rows(scope, self.k, t0, chunk, state.key, zero)
         assert self.rows.weight is not None
         fade = Fade.load(view, scope, self.rows, t0, chunk)
-        whole = view.sizes.bounds is None
-        beta = view.vector(scope, view.kernel.take(self.rows.weight), t0, chunk, "beta", whole)
+        beta = view.own_vector(scope, self.rows.weight, t0, chunk, "beta")
         inverse = self._inverse(scope, self._system(tiles, k, fade, beta))
         if self.inverse is not None:
             view.store_own(scope, tiles.rounded(inverse, self.element), self.inverse, t0, zero)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
-from attn_engine.dialects.tile_block import LoadBlockOp
 from attn_engine.passes.lowering.kernel import close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of
 from attn_engine.passes.lowering.recurrence.decay import kept_gradient
@@ -44,13 +42,9 @@ class Gradients:
         self.fade = Fade.load(view, scope, self.rows, t0, self.chunk)
         return tiles
 
-    def vector(self, scope: Scope, source: SSAValue) -> SSAValue:
-        view = self.view
-        return view.vector(scope, view.kernel.take(source), self.t0, self.chunk, "row", view.sizes.bounds is None)
-
     def strengths(self, scope: Scope) -> SSAValue:
         assert self.rows.weight is not None
-        return self.vector(scope, self.rows.weight)
+        return self.view.own_vector(scope, self.rows.weight, self.t0, self.chunk, "row")
 
     def from_start(self, t: Terms, value: SSAValue) -> SSAValue:
         """Of each token what the state before the chunk gives it, decayed."""
@@ -63,11 +57,7 @@ class Gradients:
     def state(self, scope: Scope, source: SSAValue, v0: SSAValue) -> SSAValue:
         view = self.view
         index = [view.b, view.h, slot_of(view, scope, self.t0, self.chunk), scope.value(0), v0]
-        if view.whole_blocks:
-            blocks = self.setting.described(source, self.key.tile, self.value.tile)
-            return scope.add(LoadBlockOp(view.kernel.take(blocks), index), "state").result
-        type_ = TensorType(tile.element_of(source), [self.key.tile, self.value.tile])
-        return scope.add(tile.LoadOp(view.kernel.take(source), index, [3, 4], type_), "state").result
+        return view.load_block(scope, source, index, (self.key.tile, self.value.tile), dict[int, SSAValue], "state")
 
     def own(self, scope: Scope, source: SSAValue, columns: int, c0: SSAValue, hint: str) -> SSAValue:
         return self.view.own_rows(scope, source, self.t0, self.chunk, columns, c0, hint)

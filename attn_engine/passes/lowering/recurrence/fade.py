@@ -44,7 +44,7 @@ class Fade:
     t0: SSAValue
     sums: SSAValue
     resets: SSAValue
-    """The kernel's argument with all counts."""
+    """All counts, a value of the plan."""
     last: SSAValue
     """The count of the last token."""
     start: SSAValue
@@ -57,21 +57,16 @@ class Fade:
         """None where nothing decays."""
         if rows.sums is None or rows.resets is None:
             return None
-        whole = view.sizes.bounds is None
         sums, resets = (view.kernel.take(x) for x in (rows.sums, rows.resets))
-        gc = view.vector(scope, sums, t0, chunk, "gc", whole)
-        end = scope.plus(t0, chunk, "end")
-        if not whole:
-            end = scope.smaller(end, view.end, "end")
-        at = scope.value(scope.minus(end, 1, "last"))
+        gc, at = view.own_vector(scope, rows.sums, t0, chunk, "gc"), view.last_of(scope, t0, chunk)
         total, last = view.number(scope, sums, at, "total"), view.number(scope, resets, at, "count")
         terms = Terms(scope, [chunk])
         left = terms.result(terms.exp2(terms.take(gc, 0)))
         terms = Terms(scope, [chunk])
         kept = terms.result(terms.exp2(terms.at_most_zero(terms.sub(terms.take(total), terms.take(gc, 0)))))
-        plain = Fade(view, t0, gc, resets, last, left, kept, total)
+        plain = Fade(view, t0, gc, rows.resets, last, left, kept, total)
         found = plain.amended(scope, [left, kept, total], plain._cut)
-        return Fade(view, t0, gc, resets, last, *found)
+        return Fade(view, t0, gc, rows.resets, last, *found)
 
     def _cut(self, scope: Scope, counts: SSAValue) -> list[SSAValue]:
         """The state ends at the first token that forgets, and what tokens before the last one write ends there."""
@@ -86,10 +81,10 @@ class Fade:
         self, scope: Scope, values: Sequence[SSAValue], code: Callable[[Scope, SSAValue], Sequence[SSAValue]]
     ) -> list[SSAValue]:
         """`values`, or what `code` makes of them from the counts of tokens if the chunk has any that forgets."""
-        whole, chunk = self.view.sizes.bounds is None, tile.shape_of(self.sums)[0]
+        (chunk,) = tile.shape_of(self.sums)
 
         def cut(inner: Scope) -> Sequence[SSAValue]:
-            return code(inner, self.view.vector(inner, self.resets, self.t0, chunk, "counts", whole))
+            return code(inner, self.view.own_vector(inner, self.resets, self.t0, chunk, "counts"))
 
         return where_some(scope, self.last, values, cut)
 

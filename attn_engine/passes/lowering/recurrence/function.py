@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, i64
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, TensorType, f32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -117,7 +117,7 @@ class FunctionLowering:
         if self.setting.form.chunk == 1:
             o, final = self._results(op)
             steps = TokenSteps(self.setting, op, o, final)
-            steps.run(self._rows(op.rows, steps), self._anchors(op, steps, steps.wide))
+            steps.run(self._rows(op.rows, steps), self._anchors(op, steps))
             return
         self._run(op, op.dot, op.reverse is not None, op.rows)
 
@@ -131,18 +131,16 @@ class FunctionLowering:
             setting,
             Walk(
                 f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, strength, op.initial, op.bounds,
-                dot, reverse, o, final,
+                dot, reverse, o, final, whole=isinstance(op, attn.SweepOp) and op.whole is not None,
             ),
             _chunk_of(op),
             self._form(op),
         )  # fmt: skip
-        whole = isinstance(op, attn.SweepOp) and op.whole is not None
-        anchors = self._anchors(op, sweep, sweep.chunk.decayed == 1)
-        sweep.walk = replace(sweep.walk, anchors=anchors, whole=whole)
+        sweep.walk = replace(sweep.walk, anchors=self._anchors(op, sweep))
         sweep.run(self._rows(rows, sweep))
 
-    def _anchors(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep | TokenSteps, wide: bool) -> Anchors | None:
-        """Where a sweep keeps states, or meets those that another has kept; `wide`: with a log decay per channel."""
+    def _anchors(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep | TokenSteps) -> Anchors | None:
+        """Where a sweep keeps states, or meets those that another has kept."""
         if not isinstance(op, attn.SweepOp) or op.segment is None:
             return None
         setting, sizes, segment = self.setting, sweep.sizes, op.segment.value.data
@@ -152,6 +150,7 @@ class FunctionLowering:
             setting.values[op.kept] = setting.temporary(shape, tile.element_of(op.kept), "kept")
             return Anchors(segment, setting.values[op.kept], None)
         assert op.meets is not None and op.ends is not None
+        wide = rank_of(op.ends) == 4
         splits = 1 if wide else sweep.state.splits
         channels = [sweep.state.splits * sweep.value.tile] if wide else []
         setting.values[op.ends] = setting.temporary([splits, *leading, *channels], f32, "ends")
@@ -200,7 +199,8 @@ class FunctionLowering:
     def _clear(self, target: SSAValue) -> None:
         """Tokens past the last bound belong to no sequence: nobody else writes them."""
         element = tile.element_of(target)
-        zero = self.plan.scope.add(arith.ConstantOp(FloatAttr(0.0, element)), "zero").result  # type: ignore[arg-type]
+        assert isinstance(element, AnyFloat)
+        zero = self.plan.scope.add(arith.ConstantOp(FloatAttr(0.0, element)), "zero").result
         self.plan.scope.add(tile.FillOp(target, zero))
 
 

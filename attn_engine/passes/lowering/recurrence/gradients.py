@@ -171,7 +171,8 @@ class ChannelGradients:
 
 def channels_of_state(state: SSAValue) -> tuple[int, int]:
     """Key and value channels of a tensor of states."""
-    return state.type.get_shape()[2], channels_of(state)  # type: ignore[union-attr]
+    assert isinstance(state.type, TensorType)
+    return state.type.get_shape()[2], channels_of(state)
 
 
 def sum_heads(setting: Setting, value: SSAValue, like: SSAValue, target: SSAValue) -> None:

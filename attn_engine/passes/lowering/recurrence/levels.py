@@ -196,9 +196,6 @@ def row_of(
     view: View, scope: Scope, source: SSAValue, t0: SSAValue, chunk: int, channels: int, c0: SSAValue
 ) -> SSAValue:
     """The last row of a chunk of sums or counts, [channels]."""
-    end = scope.plus(t0, chunk, "end")
-    if view.sizes.bounds is not None:
-        end = scope.smaller(end, view.end, "end")
-    last = scope.value(scope.minus(end, 1, "last"))
+    last = view.last_of(scope, t0, chunk)
     type_ = TensorType(f32, [channels])
     return scope.add(tile.LoadOp(view.kernel.take(source), [view.b, view.h, last, c0], [3], type_), "total").result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_memory import DescribeOp
 from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
 from attn_engine.errors import StaticSizeError
+from attn_engine.ir.schedule import padded as tile_of
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
 from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.scope import Index, Scope
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.decay import Rows
     from attn_engine.passes.lowering.recurrence.levels import Gates
     from attn_engine.passes.lowering.recurrence.mods import Mod
+
+Limits = Callable[[], dict[int, SSAValue]]
+"""By axis of a tile the index that it must stay below; code that finds it is appended when it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,13 @@ def channels_of(tensor: SSAValue) -> int:
 
 
 def padded(size: int, pad: bool) -> int:
-    return max(16, 1 << (size - 1).bit_length()) if pad else size
+    return tile_of(size) if pad else size
 
 
 def rank_of(tensor: SSAValue) -> int:
+    """Of a value of the function, or of the plan."""
+    if isinstance(tensor.type, tile.GlobalType):
+        return tensor.type.rank.data
     assert isinstance(tensor.type, TensorType)
     return tensor.type.get_num_dims()
 
@@ -222,47 +229,27 @@ class View:
 
     def _raw_rows(self, scope: Scope, tensor: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue) -> SSAValue:
         index, hint = [self.b, self.head(tensor), t0, c0], f"{tensor.name_hint or 'x'}_tile"
-        if self.whole_blocks:
-            blocks = self.kernel.take(self.sizes.setting.described(tensor, count, head.tile))
-            return scope.add(LoadBlockOp(blocks, index), hint).result
-        limits = {0: self.end} | channel_limit(scope, head, 1)
-        source = self.take(tensor)
-        type_ = TensorType(tile.element_of(source), [count, head.tile])
-        return scope.add(tile.LoadOp(source, index, [2, 3], type_, limits), hint).result
+        return self.load_block(
+            scope, self.sizes.setting.of(tensor), index, (count, head.tile), self._row_limits(scope, head), hint
+        )
 
     def own_rows(
         self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, channels: int, c0: SSAValue, hint: str
     ) -> SSAValue:
         """[count, channels] of a temporary that has all heads and whole chunks."""
         index = [self.b, self.h, t0, c0]
-        if self.whole_blocks:
-            blocks = self.kernel.take(self.sizes.setting.described(source, count, channels))
-            return scope.add(LoadBlockOp(blocks, index), hint).result
-        type_ = TensorType(tile.element_of(source), [count, channels])
-        load = tile.LoadOp(self.kernel.take(source), index, [2, 3], type_, self._end_with_bounds())
-        return scope.add(load, hint).result
+        return self.load_block(scope, source, index, (count, channels), self._end_with_bounds, hint)
 
     def placed_rows(
         self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, head: Head, c0: SSAValue
     ) -> SSAValue:
         """[count, channels] of what `store_rows` has written."""
         index = [self.b, self.h, t0, c0]
-        if self.whole_blocks:
-            blocks = self.kernel.take(self.sizes.setting.described(source, count, head.tile))
-            return scope.add(LoadBlockOp(blocks, index), "placed").result
-        limits = {0: self.end} | channel_limit(scope, head, 1)
-        type_ = TensorType(tile.element_of(source), [count, head.tile])
-        return scope.add(tile.LoadOp(self.kernel.take(source), index, [2, 3], type_, limits), "placed").result
+        return self.load_block(scope, source, index, (count, head.tile), self._row_limits(scope, head), "placed")
 
     def store_own(self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue, c0: SSAValue) -> None:
         """Writes rows of such a temporary: past the end too, where others will read them."""
-        index = [self.b, self.h, t0, c0]
-        if self.whole_blocks:
-            rows, columns = tile.shape_of(value)
-            blocks = self.kernel.take(self.sizes.setting.described(target, rows, columns))
-            scope.add(StoreBlockOp(value, blocks, index))
-            return
-        scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 3], self._end_with_bounds()))
+        self.store_block(scope, value, target, [self.b, self.h, t0, c0], self._end_with_bounds)
 
     def _end_with_bounds(self) -> dict[int, SSAValue]:
         return {} if self.sizes.bounds is None else {0: self.end}
@@ -271,22 +258,49 @@ class View:
         self, scope: Scope, value: SSAValue, target: SSAValue, t0: SSAValue, head: Head, c0: SSAValue
     ) -> None:
         """Writes rows of all heads, a value of the plan, from a token and a channel on; none past the end."""
-        index = [self.b, self.h, t0, c0]
+        self.store_block(scope, value, target, [self.b, self.h, t0, c0], self._row_limits(scope, head))
+
+    def load_block(
+        self, scope: Scope, source: SSAValue, index: Sequence[SSAValue], shape: Sequence[int], limits: Limits, hint: str
+    ) -> SSAValue:
+        """A tile along the last two axes of a value of the plan; a descriptor needs no limits."""
         if self.whole_blocks:
-            rows, columns = tile.shape_of(value)
-            blocks = self.kernel.take(self.sizes.setting.described(target, rows, columns))
+            blocks = self.kernel.take(self.sizes.setting.described(source, *shape))
+            return scope.add(LoadBlockOp(blocks, index), hint).result
+        type_, dims = TensorType(tile.element_of(source), list(shape)), [len(index) - 2, len(index) - 1]
+        return scope.add(tile.LoadOp(self.kernel.take(source), index, dims, type_, limits()), hint).result
+
+    def store_block(
+        self, scope: Scope, value: SSAValue, target: SSAValue, index: Sequence[SSAValue], limits: Limits
+    ) -> None:
+        """Writes such a tile."""
+        if self.whole_blocks:
+            blocks = self.kernel.take(self.sizes.setting.described(target, *tile.shape_of(value)))
             scope.add(StoreBlockOp(value, blocks, index))
             return
-        limits = {0: self.end} | channel_limit(scope, head, 1)
-        scope.add(tile.StoreOp(value, self.kernel.take(target), index, [2, 3], limits))
+        dims = [len(index) - 2, len(index) - 1]
+        scope.add(tile.StoreOp(value, self.kernel.take(target), index, dims, limits()))
 
-    def vector(
-        self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str, whole: bool = False
-    ) -> SSAValue:
-        """One number per token of a kernel argument [B, H, T]; past the end 0, unless T is `whole` chunks."""
+    def _row_limits(self, scope: Scope, head: Head) -> Limits:
+        return lambda: {0: self.end} | channel_limit(scope, head, 1)
+
+    def vector(self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str) -> SSAValue:
+        """One number per token of a kernel argument [B, H, T]; past the end 0."""
         type_ = TensorType(tile.element_of(source), [count])
-        limits = {} if whole else {0: self.end}
-        return scope.add(tile.LoadOp(source, [self.b, self.h, t0], [2], type_, limits), hint).result
+        return scope.add(tile.LoadOp(source, [self.b, self.h, t0], [2], type_, {0: self.end}), hint).result
+
+    def own_vector(self, scope: Scope, source: SSAValue, t0: SSAValue, count: int, hint: str) -> SSAValue:
+        """One number per token of a temporary that has all heads and whole chunks."""
+        source, index = self.kernel.take(source), [self.b, self.h, t0]
+        type_ = TensorType(tile.element_of(source), [count])
+        return scope.add(tile.LoadOp(source, index, [2], type_, self._end_with_bounds()), hint).result
+
+    def last_of(self, scope: Scope, t0: SSAValue, chunk: int) -> SSAValue:
+        """The last token of a chunk, in temporaries of whole chunks."""
+        end = scope.plus(t0, chunk, "end")
+        if self.sizes.bounds is not None:
+            end = scope.smaller(end, self.end, "end")
+        return scope.value(scope.minus(end, 1, "last"))
 
     def number(self, scope: Scope, source: SSAValue, t: SSAValue, hint: str) -> SSAValue:
         return scope.add(tile.LoadOp(source, [self.b, self.h, t], [], tile.element_of(source)), hint).result

@@ -143,8 +143,7 @@ class Sweep:
 
     def _visitor(self, view: View) -> Visitor:
         scale = view.kernel.take(self.setting.of(self.walk.scale)) if self.walk.scale_results else None
-        wide = self.chunk.decayed == 1
-        return Visitor(self.form.chunk, self.walk.reverse, self.state, self.split, self.v0, scale, wide)
+        return Visitor(self.form.chunk, self.walk.reverse, self.state, self.split, self.v0, scale)
 
     def _no_decay(self, scope: Scope) -> SSAValue:
         """The sum of no log decays."""
@@ -209,7 +208,6 @@ class Chunk:
         self.turned = sweep.state.turned
         self.tokens = 1 if self.turned else 0
         """The axis of tokens in a tile of values."""
-        self.whole = sweep.sizes.bounds is None
 
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
         """The state after the chunk, and without outputs the decay of all chunks so far."""
@@ -218,7 +216,7 @@ class Chunk:
         self.total: SSAValue | None = None
         self._operands()
         self._fades()
-        self.weight = None if rows.weight is None else self._vector(rows.weight, "w")
+        self.weight = None if rows.weight is None else self.view.own_vector(scope, rows.weight, self.t0, self.size, "w")
         if self.outputs is not None:
             # The products of tokens come first and the results last: fewest registers are alive then.
             o = self._outputs(inside[0], self.outputs)
@@ -237,10 +235,6 @@ class Chunk:
         sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
         self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, scope.value(0))
         self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
-
-    def _vector(self, rows: SSAValue, hint: str) -> SSAValue:
-        source = self.view.kernel.take(rows)
-        return self.view.vector(self.scope, source, self.t0, self.size, hint, self.whole)
 
     def _fades(self) -> None:
         """What decays by as a whole, and `total`, the log decay of the chunk."""

@@ -42,8 +42,6 @@ class TokenSteps:
         self.key = Head(key, padded(key, form.pad))
         self.value = Head(values, min(form.value_block, padded(values, form.pad)) if form.pad else values)
         self.state = State(self.key, self.value)
-        per_channel = self.op.decay is not None and rank_of(self.op.decay) == 4
-        self.wide = per_channel and isinstance(self.op, attn.SweepOp) and self.op.columns is not None
 
     def run(self, rows: SSAValue | None = None, anchors: Anchors | None = None) -> None:
         """`rows` [splits, B, H, T] get the sums of a sweep's dot * o; `anchors` are where it keeps states, or meets them."""
@@ -70,7 +68,7 @@ class TokenSteps:
             last = body.minus(body.plus(view.begin, view.end, "last"), 1, "last")
             t = body.value(body.minus(last, t, "t"))
         if anchors is not None:
-            visitor = Visitor(1, self.reverse, state, split, self.v0, None, self.wide)
+            visitor = Visitor(1, self.reverse, state, split, self.v0, None)
             at = body.value(body.minus(t, view.begin, "at"))
             anchors.visit(visitor, body, view, at, scope.value(view.length), before)
         close(body, [self._back(body, t, before) if self.reverse else self._step(body, t, before)])

@@ -59,17 +59,13 @@ class Within:
         walk, weight = self.sweep.walk, None
         scale = view.kernel.take(self.sweep.setting.of(walk.scale))
         if self.rows.weight is not None and not walk.reverse:
-            weight = self._weight(view, tiles.scope, self.rows.weight, t0)
+            weight = view.own_vector(tiles.scope, self.rows.weight, t0, self.chunk, "w")
 
         def code(t: Terms) -> SSAValue:
             value = t.mul(t.take(s, 0, 1), t.take(scale))
             return value if weight is None else t.mul(value, t.take(weight, 1))
 
         return tiles.map([self.chunk, self.chunk], code)
-
-    def _weight(self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue) -> SSAValue:
-        whole = view.sizes.bounds is None
-        return view.vector(scope, view.kernel.take(weights), t0, self.chunk, "w", whole)
 
     def _at(self, tiles: Tiles, s: SSAValue, level: SSAValue | None) -> SSAValue:
         """The scores of tokens whose places differ at a level."""
@@ -86,7 +82,7 @@ class Within:
         before = view.placed_rows(scope, walk.o, t0, self.chunk, sweep.value, v0)
         weight = None
         if self.rows.weight is not None and walk.reverse:
-            weight = self._weight(view, scope, self.rows.weight, t0)
+            weight = view.own_vector(scope, self.rows.weight, t0, self.chunk, "w")
 
         def code(t: Terms) -> SSAValue:
             added = t.take(o, 0, 1)
