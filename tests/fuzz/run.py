@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -24,9 +22,10 @@ from tests.fuzz.grammar import Case, generate
 from tests.fuzz.mutants import MOST_CASES, MUTANTS, cases_to_death
 from tests.fuzz.shrink import MOST_CHECKS, shrink
 from tests.support.engines import ALL
+from tests.support.limits import limited
 
 LONGEST = 60
-"""Seconds that one case may take."""
+"""Seconds that one case may take; more are a finding too."""
 EACH = 200
 """So many cases apart, the time is told."""
 LEAST_ACCEPTED = 0.8
@@ -78,27 +77,11 @@ def check(job: tuple[int, tuple[str, ...], int]) -> Checked:
     """One case by its seed; a failure is made small where it was found, by so many tries."""
     seed, backends, tries = job
     torch.set_num_threads(1)
-    with limited(LONGEST):
+    with limited(LONGEST, "the case"):
         outcome = check_case(generate(seed), backends)
     if outcome.verdict == "failed":
         return Checked(_small(outcome, backends, tries), frozenset(features(outcome.case)))
     return Checked(outcome, frozenset(features(outcome.case) if outcome.verdict == "agreed" else ()))
-
-
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """An error where a case takes longer: that is a finding too."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"the case takes longer than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _small(outcome: Outcome, backends: tuple[str, ...], tries: int) -> Outcome:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 
 import attn_engine
 from attn_engine.ir.walks import behind, bottom_up, operands_of
+from tests.support.limits import limited
 
 LEVELS = 32
 """2^32 paths."""
@@ -21,15 +20,8 @@ SECONDS = 120
 @pytest.fixture(autouse=True)
 def deadline() -> Iterator[None]:
     """What would take years fails."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError("more than the values of a function were visited")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with limited(SECONDS, "to visit more than the values of a function"):
+        yield
 
 
 def deep(x: Any) -> Any:
