@@ -1,7 +1,8 @@
 """Ready masks that compose: `causal & window(128, 0) | sinks(4)`; as functions alone they are in `library`.
 
-Everywhere a mask function is taken, these are too. Positions count from 0, queries i and keys j; with `bottom_right`
-the last query is level with the last key, whatever the lengths of a call or of a packed sequence.
+Attentions, engines and `create_block_mask` take these where they take a mask function. Positions count from 0, queries
+i and keys j; with `bottom_right` the last query is level with the last key, whatever the lengths of a call or of a
+packed sequence: what only calls a mask, as `library.and_masks` does, needs `of_lengths` of such a one.
 """
 
 from __future__ import annotations
