@@ -6,6 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from tests.docs.test_lines import counted
+from tests.docs.test_snippets import fences
+
 PAGE = (Path(__file__).parents[2] / "docs" / "adding_a_backend.md").read_text()
 CODE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 LONGEST = 300
@@ -14,6 +17,13 @@ LONGEST = 300
 def test_it_is_short():
     lines = [line for line in CODE.split("\n") if line.strip()]
     assert 100 < len(lines) <= LONGEST
+
+
+def test_it_is_as_long_as_it_says():
+    """Up to the manifest and its line in the table."""
+    own = PAGE.partition("## 6. ")[0]
+    (said,) = re.findall(r"in (\d+) lines of code", own)
+    assert counted("\n".join(fence.text for fence in fences(own) if fence.language == "python")) == int(said)
 
 
 def test_only_the_table_changes():
