@@ -20,7 +20,7 @@ from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
-from attn_engine.runtime.recurrence_tune import active_tuner, tuned, tuner_of, tuning
+from attn_engine.runtime.recurrence_tune import active_tuner, tuned
 
 
 def compilation(
@@ -62,7 +62,7 @@ def _forward(compiled: Compiled, q: Tensor, *others: Any) -> None:
     def run(which: Compiled) -> None:
         _launch(which.forward(), q, *others)
 
-    run(tuned(compiled, run, q.device))
+    run(tuned(active_tuner(), compiled, run, q.device))
 
 
 def _output(v: Tensor) -> Tensor:
@@ -214,9 +214,7 @@ def recurrence_backward(
     def run(which: Compiled) -> None:
         _launch(which.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
 
-    with tuning(tuner_of(tuner)):
-        faster = tuned(compiled, run, q.device, backward=True)
-    run(faster)
+    run(tuned(tuner, compiled, run, q.device))
     return results
 
 

@@ -7,22 +7,20 @@ The file is JSON, `{key: {"value_block": 64, "pieces": 2, ...}}` with options of
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from attn_engine.errors import TuneFileError
 from attn_engine.ir.schedule import padded
 from attn_engine.passes.attn_schedule_recurrence import LARGEST_KEY, WARPGROUP_ROWS
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, compiled_for
 from attn_engine.runtime.tune import seconds_of, tune_key
+from attn_engine.runtime.tune_file import read_entries, write_entries
 
 Change = dict[str, int | bool]
 STEPS: tuple[tuple[Change, ...], ...] = (
@@ -102,7 +100,7 @@ def _allowed(start: Request, candidate: Request) -> bool:
 # --- which tuner a call has ----------------------------------------------------------------------------
 
 _ACTIVE: ContextVar[RecurrenceTuner | None] = ContextVar("recurrence_tuner", default=None)
-_FOUND: dict[tuple[RecurrenceTuner, Request, bool], Request] = {}
+_FOUND: dict[tuple[RecurrenceTuner, Request], Request] = {}
 
 
 @contextmanager
@@ -121,21 +119,14 @@ def active_tuner() -> str:
     return "" if tuner is None else json.dumps(vars(tuner))
 
 
-def tuner_of(text: str) -> RecurrenceTuner | None:
-    return RecurrenceTuner(**json.loads(text)) if text else None
-
-
-def tuned(
-    compiled: Compiled, run: Callable[[Compiled], object], device: torch.device, backward: bool = False
-) -> Compiled:
-    """The same compilation, or a faster one; `run` makes the call that is waited for."""
-    tuner = _ACTIVE.get()
-    if tuner is None or compiled.request.schedule.chunk == 1:
+def tuned(tuner: str, compiled: Compiled, run: Callable[[Compiled], object], device: torch.device) -> Compiled:
+    """The same compilation, or a faster one by an `active_tuner`; `run` makes the call that is waited for."""
+    if not tuner or compiled.request.schedule.chunk == 1:
         return compiled
-    key = (tuner, compiled.request, backward)
-    if key not in _FOUND:
-        _FOUND[key] = tuner.best(compiled.request, lambda request: run(compiled_for(request)), device)
-    return compiled_for(_FOUND[key])
+    request, finder = compiled.request, RecurrenceTuner(**json.loads(tuner))
+    if (finder, request) not in _FOUND:
+        _FOUND[finder, request] = finder.best(request, lambda other: run(compiled_for(other)), device)
+    return compiled_for(_FOUND[finder, request])
 
 
 # --- the file ------------------------------------------------------------------------------------------
@@ -143,23 +134,11 @@ def tuned(
 
 def read_file(file: str) -> dict[str, Change]:
     """What was measured before; nothing where there is no file."""
-    try:
-        found = json.loads(Path(file).read_text())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise TuneFileError(file, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise TuneFileError(file, f"is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TuneFileError(file, "holds no object of forms")
-    entries = cast("dict[str, Any]", found)
-    for key, change in entries.items():
-        if not isinstance(change, dict) or not all(
-            _is_option(*item) for item in cast("dict[str, Any]", change).items()
-        ):
-            raise TuneFileError(file, f"has no form of a recurrence at '{key}'")
-    return entries
+    return read_entries(file, "form of a recurrence", _is_form)
+
+
+def _is_form(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(_is_option(*item) for item in cast("dict[str, Any]", entry).items())
 
 
 def _is_option(name: str, value: object) -> bool:
@@ -170,10 +149,4 @@ def _is_option(name: str, value: object) -> bool:
 
 def write_file(file: str, key: str, change: Change) -> None:
     """Adds an entry; what others wrote meanwhile stays."""
-    entries, path = read_file(file) | {key: change}, Path(file)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-        scratch.replace(path)
-    except OSError as error:
-        raise TuneFileError(file, f"cannot be written: {error.strerror}") from error
+    write_entries(file, read_file(file) | {key: change})

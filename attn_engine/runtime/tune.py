@@ -7,22 +7,20 @@ measured, on which device, and with which versions, so that a file can be shared
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from attn_engine.arch import ARCHES
-from attn_engine.errors import ScheduleError, TuneFileError
+from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import Heads, KernelSchedule, Kind, Schedule
 from attn_engine.runtime.devices import Target
+from attn_engine.runtime.tune_file import read_entries, write_entries
 
 Measure = Callable[[Schedule], float]
 """Seconds that one call takes with a schedule."""
@@ -130,22 +128,7 @@ def _once(call: Callable[[], object], device: torch.device) -> float:
 # The file
 def read_file(file: str) -> dict[str, Any]:
     """What was measured before; nothing where there is no file."""
-    try:
-        text = Path(file).read_text()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise TuneFileError(file, f"cannot be read: {error.strerror}") from error
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise TuneFileError(file, f"is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TuneFileError(file, "holds no object of schedules")
-    for key, kernels in cast("dict[str, Any]", found).items():
-        if not _is_entry(kernels):
-            raise TuneFileError(file, f"has no schedule at '{key}'")
-    return cast("dict[str, Any]", found)
+    return read_entries(file, "schedule", _is_entry)
 
 
 def _is_entry(kernels: Any) -> bool:
@@ -159,14 +142,7 @@ def _is_entry(kernels: Any) -> bool:
 
 def write_file(file: str, key: str, schedule: Schedule) -> None:
     """Adds an entry; what others wrote meanwhile stays."""
-    entries = read_file(file) | {key: {name: list(getattr(schedule, name)) for name in _KERNELS}}
-    path = Path(file)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-        scratch.replace(path)
-    except OSError as error:
-        raise TuneFileError(file, f"cannot be written: {error.strerror}") from error
+    write_entries(file, read_file(file) | {key: {name: list(getattr(schedule, name)) for name in _KERNELS}})
 
 
 def _schedule(entry: Mapping[str, list[int]], default: Schedule) -> Schedule:
