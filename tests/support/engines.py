@@ -54,7 +54,7 @@ def _here() -> Availability:
 BACKENDS.setdefault(
     ORACLE, lambda: Backend(ORACLE, Level.VALUE, (), str, _run_text, _here, copies_blocks=True, knows_whole=True)
 )
-BACKENDS.setdefault(INTERPRETED, lambda: replace(TRITON, name=INTERPRETED, build=interpret, check=_here))
+BACKENDS.setdefault(INTERPRETED, lambda: replace(TRITON, name=INTERPRETED, build=interpret, check=_here, overlap=None))
 
 
 @contextmanager
