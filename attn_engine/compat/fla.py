@@ -59,11 +59,8 @@ def fused_recurrent_simple_gla(
 ) -> Result:
     """`chunk_simple_gla`; with `reverse` from the last token to the first."""
     _check_options(options)
-    if reverse:
-        q, k, v, g = _flipped(cu_seqlens, q, k, v, g)
     decay = _sum(g, g_gamma)
-    o, final = _run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return (o.flip(1) if reverse else o), final
+    return _run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, reverse)
 
 
 def chunk_retention(
@@ -134,10 +131,7 @@ def fused_recurrent_gla(
     """`chunk_gla` with gk for g; a log decay per value channel (gv) is refused."""
     _check_options(options)
     _refuse_gv(gv)
-    if reverse:
-        q, k, v, gk = _flipped(cu_seqlens, q, k, v, gk)
-    o, final = _run(q, k, v, gk, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return (o.flip(1) if reverse else o), final
+    return _run(q, k, v, gk, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, reverse)
 
 
 def chunk_delta_rule(
@@ -271,13 +265,19 @@ def _run(
     final: bool,
     v_first: bool,
     bounds: Tensor | None,
+    reverse: bool = False,
 ) -> Result:
+    if reverse:
+        if bounds is not None:
+            raise UnsupportedOptionError("reverse", "with cu_seqlens", "flip each sequence before the call")
+        q, k, v = (x.flip(1) for x in (q, k, v))
+        decay, beta = (None if x is None else x.flip(1) if x.ndim > 1 else x for x in (decay, beta))
     if initial is not None and v_first:
         initial = initial.transpose(2, 3)
     o, state = recurrence(
         q, k, v, decay=decay, beta=beta, scale=scale, initial_state=initial, output_final_state=final, cu_seqlens=bounds
     )
-    return o, state.transpose(2, 3) if state is not None and v_first else state
+    return o.flip(1) if reverse else o, state.transpose(2, 3) if state is not None and v_first else state
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -306,11 +306,3 @@ def _ones(v: Tensor) -> Tensor:
 def _refuse_gv(gv: Tensor | None) -> None:
     if gv is not None:
         raise UnsupportedOptionError("gv", "here: a decay is one per token or per key channel", "pass gk")
-
-
-def _flipped(
-    bounds: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    if bounds is not None:
-        raise UnsupportedOptionError("reverse", "with cu_seqlens", "flip each sequence before the call")
-    return q.flip(1), k.flip(1), v.flip(1), None if g is None else g.flip(1)

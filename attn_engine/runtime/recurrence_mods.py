@@ -78,7 +78,7 @@ class _Recurrence(torch.autograd.Function):
             made = modified.make(leaves[:4], [x for x in leaves[5:] if x is not None])
         operands: dict[str, Tensor | None] = dict(zip(NAMES, (*made, leaves[4]), strict=True))
         wrt = [name for name, x in operands.items() if x is not None and x.requires_grad]
-        d_made = _gradients(operands, wrt, grads, final if modified.final else None, modified.backend, ctx.tuner)
+        d_made = _gradients(operands, wrt, grads, final, modified.backend, ctx.tuner)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         outputs = [x for name in wrt if (x := operands[name]) is not None]
         rest = iter(torch.autograd.grad(outputs, wanted, d_made, allow_unused=True))

@@ -81,7 +81,7 @@ def leaves(given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def loss_weights(o: Tensor, state: Tensor, seed: int = 7) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(x.shape, generator=generator) for x in (o, state))  # type: ignore[return-value]
+    return torch.randn(o.shape, generator=generator), torch.randn(state.shape, generator=generator)
 
 
 def assert_near(name: str, got: Tensor, want: Tensor, tolerance: float = 3e-5) -> None:
