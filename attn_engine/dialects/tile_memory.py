@@ -79,7 +79,7 @@ def check_access(op: Access, memory: SSAValue, value: Attribute) -> None:
     types = {operand.type for operand in (*op.indices, *op.limits)}
     if len(types) > 1 or not types <= set(INDEX):
         raise VerifyException(f"indices and limits are all i32 or all i64, got {', '.join(sorted(map(str, types)))}")
-    if not isinstance(op, AtomicAddOp) and element_of(value) != memory.type.element_type:
+    if element_of(value) != memory.type.element_type:
         raise VerifyException(f"{value} does not match the elements of {memory.type}")
 
 

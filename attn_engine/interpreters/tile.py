@@ -294,7 +294,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Small ones are sums in one order, as on devices: the same bits whatever the size of the block around."""
     if a.shape[0] * a.shape[1] * b.shape[1] > MOST_PRODUCTS:
         return a @ b
-    return (a[:, None, :] * b.mT[None]).sum(-1)
+    # Contiguous: what one element is summed of lies the same way in every block, and so is summed in the same order.
+    return (a[:, None, :] * b.mT[None]).contiguous().sum(-1)
 
 
 REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {

@@ -9,7 +9,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
-from attn_engine.interpreters.tile import run_plan
+from attn_engine.interpreters.tile import matmul, run_plan
 from attn_engine.interpreters.tile_memory import TileAccessError
 from attn_engine.universe import make_context
 
@@ -183,6 +183,15 @@ def test_scatter_and_atomic_add():
         y, types="%y: !tile.global<1 x f32>", grid=2,
     )  # fmt: skip
     assert y.tolist() == [4, 6, 4, 2, 2]
+
+
+def test_small_products_have_the_same_bits_in_blocks_of_any_size():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((32, 32), (32, 16)))
+    whole = matmul(a, b)
+    for right in (b, b.mT.contiguous().mT):
+        for m, n in ((1, 1), (5, 3), (16, 8), (31, 16)):
+            assert torch.equal(matmul(a[:m], right[:, :n]), whole[:m, :n])
 
 
 def test_atomic_max():
