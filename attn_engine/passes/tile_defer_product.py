@@ -12,7 +12,6 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, PinOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
@@ -20,7 +19,7 @@ from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
 from attn_engine.passes.hopper.late import rounding_of
 from attn_engine.passes.hopper.pin import round_alone
 from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps
-from attn_engine.passes.hopper.steps import kernels_at_async_level
+from attn_engine.passes.hopper.steps import roles_of
 
 
 @dataclass
@@ -180,8 +179,7 @@ class TileDeferProductPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in kernels_at_async_level(op, self.plan):
-            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                consumer = roles.bodies[0].block
-                if has_one_sum(consumer):
-                    defer(consumer)
+        for roles in roles_of(op, self.plan):
+            consumer = roles.bodies[0].block
+            if has_one_sum(consumer):
+                defer(consumer)

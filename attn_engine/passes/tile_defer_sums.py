@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -12,15 +12,15 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp, AsyncStoreWaitOp, BarrierWaitOp, ProxyFenceOp
 from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
-from attn_engine.passes.hopper.role_steps import chain, is_role_step, role_steps
-from attn_engine.passes.hopper.steps import kernels_at_async_level
+from attn_engine.ir.walks import behind, operands_of
+from attn_engine.passes.hopper.edit import After, Before, yield_more
+from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps
+from attn_engine.passes.hopper.steps import roles_of
 
 _FAR = 1 << 30
 """A row beyond every tensor: what is added there is added nowhere."""
@@ -95,18 +95,8 @@ class _Sum:
         mapping: dict[SSAValue, SSAValue] = {self.value: value}
         for place, coordinate in given.items():
             mapping[self.add.coordinates[place]] = coordinate
-        for op in self._leaving(set(mapping)):
+        for op in chain(self.body, self.leave, set(mapping)):
             scope.add(op.clone(value_mapper=mapping))
-
-    def _leaving(self, known: set[SSAValue]) -> list[Operation]:
-        """The ops of the way to memory, and those that they need beside known values."""
-        needed, work = set[Operation](), list(self.leave)
-        while work:
-            op = work.pop()
-            if op.parent is self.body and op not in needed:
-                needed.add(op)
-                work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation) and o not in known)
-        return [op for op in self.body.ops if op in needed]
 
     def erase(self) -> None:
         for op in reversed(self.leave):
@@ -139,13 +129,19 @@ def _is_unused_view(op: Operation) -> bool:
 
 
 def _varies(role: Block, value: SSAValue) -> bool:
-    """Whether a coordinate may differ from step to step."""
+    """Whether a coordinate may differ from step to step: it depends on a loop."""
+
+    def inside(value: SSAValue) -> Iterable[SSAValue]:
+        return operands_of(value) if value.owner.parent is not role else ()
+
+    return any(_is_of_loop(role, found) for found in behind([value], inside))
+
+
+def _is_of_loop(role: Block, value: SSAValue) -> bool:
+    """Whether a value is an argument or a result of a loop in another one, or an argument of one in the role."""
     if isinstance(value, BlockArgument):
         return value.block is not role
-    assert isinstance(value.owner, Operation)
-    if value.owner.parent is role:
-        return False
-    return isinstance(value.owner, scf.ForOp) or any(_varies(role, o) for o in value.owner.operands)
+    return isinstance(value.owner, scf.ForOp) and value.owner.parent is not role
 
 
 def _places(role: Block, bodies: Sequence[Block]) -> list[int]:
@@ -195,24 +191,6 @@ def _stages(dots: Sequence[AsyncDotOp]) -> list[SlotOp]:
     return [o for o in owners if isinstance(o, SlotOp)]
 
 
-def _holds_steps(op: Operation) -> bool:
-    return isinstance(op, scf.ForOp) and any(is_role_step(o) for o in op.walk())
-
-
-def _defer(loop: scf.ForOp, places: Sequence[int], carried: Sequence[SSAValue]) -> list[SSAValue]:
-    """Passes the coordinates of the step before through a loop, and those inside of it."""
-    new, inner = extend_for(loop, carried, [c.name_hint or "before" for c in carried])
-    body = new.body.block
-    if is_role_step(new):
-        _step(body, places, inner)
-    else:
-        for op in list(body.ops):
-            if isinstance(op, scf.ForOp) and _holds_steps(op):
-                inner = _defer(op, places, inner)
-        yield_more(body, inner)
-    return list(new.res[-len(carried) :])
-
-
 def defer(role: Block) -> None:
     """Changes a consumer role each of whose steps adds one product to memory."""
     bodies = role_steps(role)
@@ -220,15 +198,14 @@ def defer(role: Block) -> None:
     rows = len(_Sum.of(bodies[0]).add.coordinates) - 2
     if rows not in places:
         raise AsyncUnsupportedError("its steps all add to the same rows")
-    loops = [op for op in role.ops if _holds_steps(op)]
+    loops = [op for op in role.ops if holds_steps(op)]
     init = Before(loops[0])
     carried = [init.value(_FAR if place == rows else 0) for place in places]
     for value in carried:
         value.name_hint = "before"
     left = _finish(loops[-1], _Sum.of(bodies[-1]), places)
     for loop in loops:
-        assert isinstance(loop, scf.ForOp)
-        carried = _defer(loop, places, carried)
+        carried = carry(loop, carried, lambda body, before: _step(body, places, before))
     for value, result in zip(left, carried, strict=True):
         value.replace_all_uses_with(result)
         Rewriter.erase_op(value.owner)  # type: ignore[arg-type]
@@ -275,8 +252,7 @@ class TileDeferSumsPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in kernels_at_async_level(op, self.plan):
-            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                consumer = roles.bodies[0].block
-                if all(len(_sums(body)) == 1 for body in role_steps(consumer)):
-                    defer(consumer)
+        for roles in roles_of(op, self.plan):
+            consumer = roles.bodies[0].block
+            if all(len(_sums(body)) == 1 for body in role_steps(consumer)):
+                defer(consumer)

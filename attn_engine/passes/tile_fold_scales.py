@@ -11,7 +11,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.passes.hopper.steps import launched, step_bodies
+from attn_engine.passes.hopper.steps import step_maps
 
 
 def _axes(op: tile.MapOp) -> dict[SSAValue, frozenset[int]]:
@@ -88,7 +88,5 @@ class TileFoldScalesPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in launched(op, self.plan):
-            for body in step_bodies(signature.kernel.body.block):
-                for inner in [o for o in body.ops if isinstance(o, tile.MapOp)]:
-                    fold(inner)
+        for inner in step_maps(op, self.plan):
+            fold(inner)

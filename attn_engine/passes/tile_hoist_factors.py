@@ -117,7 +117,7 @@ class TileHoistFactorsPass(ModulePass):
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         plan, signatures = find_plan(op, self.plan), launched(op, self.plan)
-        for alloc in [o for o in plan.body.block.ops if isinstance(o, tile.AllocOp)] if plan is not None else []:
+        for alloc in [o for o in plan.body.block.ops if isinstance(o, tile.AllocOp)]:
             found = _Temporary.of(alloc, signatures)
             factor = found.factor() if found is not None else None
             if found is not None and factor is not None:

@@ -10,13 +10,14 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, TensorType, bf16, f16, f32, i32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.dialects.tile_base import axes_attr
+from attn_engine.ir.walks import behind
 from attn_engine.passes.error_bounds import maps_of
-from attn_engine.passes.hopper.edit import Before, Signature
-from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.edit import Before, Signature, drop_unread, erase_unused
+from attn_engine.passes.hopper.form import signature_of
 from attn_engine.passes.hopper.steps import signatures
 
 _ELEMENTS = (bf16, f16, f32)
@@ -44,13 +45,10 @@ def origin(value: SSAValue) -> SSAValue:
             return value
 
 
-def _leaves(guard: SSAValue) -> Iterator[SSAValue]:
-    found = origin(guard)
-    if isinstance(found.owner, arith.AndIOp):
-        yield from _leaves(found.owner.lhs)
-        yield from _leaves(found.owner.rhs)
-    else:
-        yield found
+def _parts(condition: SSAValue) -> tuple[SSAValue, ...]:
+    """What a condition is the conjunction of, if it is one."""
+    owner = condition.owner
+    return (origin(owner.lhs), origin(owner.rhs)) if isinstance(owner, arith.AndIOp) else ()
 
 
 @dataclass
@@ -72,11 +70,17 @@ class _Table:
         order = self._order()
         sizes = [tile.shape_of(r.result)[0] for r in ranges]
         steps = order is not None and sizes == [shape[axis] for axis in order]
-        scalar = all(o.type == i32 or isinstance(o.owner, arith.ConstantOp) for o in lead)
-        if order is None or not steps or not scalar or not self._guard_is_bounds(origins):
+        if order is None or not steps or not all(map(self._is_known, lead)) or not self._guard_is_bounds(origins):
             return False
         self._replace(lead, [r.start for r in ranges], sizes, turned=order == [1, 0])
         return True
+
+    def _is_known(self, index: SSAValue) -> bool:
+        """Whether an index is a constant, or a scalar that is known in front of the step."""
+        if isinstance(index.owner, arith.ConstantOp):
+            return True
+        block = index.owner if isinstance(index.owner, Block) else index.owner.parent
+        return index.type == i32 and block not in (self.inside.parent, self.inside.body.block)
 
     def _order(self) -> list[int] | None:
         """Along which axes of the scores the table's rows and columns run; None if it is not one each."""
@@ -93,7 +97,8 @@ class _Table:
     def _guard_is_bounds(self, origins: list[SSAValue]) -> bool:
         """Whether elements that the guard leaves out are outside of the table, or of the scores that count."""
         guard = self.gather.guard
-        return guard is None or all(self._is_bound(leaf.owner, origins) for leaf in _leaves(guard))
+        conditions = behind([origin(guard)], _parts) if guard is not None else ()
+        return all(_parts(c) or self._is_bound(c.owner, origins) for c in conditions)
 
     def _is_bound(self, leaf: Operation | Block, origins: list[SSAValue]) -> bool:
         if not isinstance(leaf, arith.CmpiOp) or leaf.predicate.value.data not in (*_BELOW, *_ABOVE):
@@ -122,24 +127,19 @@ class _Table:
         load = scope.add(tile.LoadOp(source, [*places, *starts], dims, type_, limits), "table").result
         if turned:
             load = scope.add(tile.TransposeOp(load), "table").result
-        block = self.inside.body.block
+        self._read(load)
+
+    def _read(self, table: SSAValue) -> None:
+        """The map reads an element of the table in place of what it gathered."""
+        inside, block = self.inside, self.inside.body.block
         argument = block.insert_arg(self.gather.result.type, len(block.args))
         argument.name_hint = self.gather.result.name_hint
         self.gather.result.replace_all_uses_with(argument)
         Rewriter.erase_op(self.gather)
-        _erase_unused(block)
-        used = [n for n, a in enumerate(block.args[:-1]) if a.uses]
-        for unused in [a for a in block.args[:-1] if not a.uses]:
-            block.erase_arg(unused)
-        inputs = [*(self.inside.inputs[n] for n in used), load]
-        axes = [*(tile.axes_of(self.inside.axes)[n] for n in used), (0, 1)]
-        types = [o.type for o in self.inside.outputs]
-        new = tile.MapOp(inputs, axes, types, self.inside.detach_region(self.inside.body))
-        Rewriter.insert_op(new, InsertPoint.before(self.inside))
-        for was, now in zip(self.inside.outputs, new.outputs, strict=True):
-            now.name_hint = was.name_hint
-            was.replace_all_uses_with(now)
-        Rewriter.erase_op(self.inside)
+        inside.properties["axes"] = axes_attr([*tile.axes_of(inside.axes), (0, 1)])
+        inside.operands = [*inside.inputs, table]
+        erase_unused(block)
+        drop_unread(inside)
 
 
 def _narrow(value: SSAValue) -> SSAValue:
@@ -154,21 +154,11 @@ def _as_i32(scope: Before, value: SSAValue) -> SSAValue:
     return scope.value(owner.value.value.data) if isinstance(owner, arith.ConstantOp) else value  # type: ignore[attr-defined]
 
 
-def _erase_unused(block: Block) -> None:
-    """Scalar code whose results nothing uses, from the end on."""
-    for op in reversed(list(block.ops)):
-        if op.results and not any(result.uses for result in op.results):
-            Rewriter.erase_op(op)
-
-
 def _tables(signature: Signature, turned: bool) -> Iterator[_Table]:
     for inside in list(maps_of(signature.kernel)):
-        for op in list(inside.body.block.ops):
-            wide = isinstance(op, tile.GatherOp) and len(op.indices) >= _MATRIX_RANK
-            if isinstance(op, tile.GatherOp) and wide and op.result.type in _ELEMENTS:
-                current = op.parent_op()
-                if isinstance(current, tile.MapOp):
-                    yield _Table(signature, current, op, turned)
+        for op in [o for o in inside.body.block.ops if isinstance(o, tile.GatherOp)]:
+            if op.parent is not None and len(op.indices) >= _MATRIX_RANK and op.result.type in _ELEMENTS:
+                yield _Table(signature, inside, op, turned)
 
 
 @dataclass(frozen=True)
@@ -196,10 +186,7 @@ class TileLoadTablesPass(ModulePass):
     """The plan whose last kernel is changed, or, of gradients, all that multiply blocks in loops."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
         forward = self.plan == "forward"
-        for signature in [signature_of(op, plan)] if forward else signatures(op, self.plan):
+        for signature in [signature_of(op, self.plan)] if forward else signatures(op, self.plan):
             for table in _tables(signature, turned=not forward):
                 table.load()

@@ -24,7 +24,7 @@ from attn_engine.dialects.tile_async_product import WaitOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, yields
-from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.form import signature_of
 from attn_engine.passes.hopper.late import Inputs, late_half
 from attn_engine.passes.hopper.pin import behind, pin_weights, round_alone
 from attn_engine.passes.lowering.scope import Scope
@@ -196,10 +196,7 @@ class TileOrderAsyncPass(ModulePass):
     """Whether slots are released under the products of the next step, not behind the waits for their own."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        kernel = signature_of(op, plan).kernel
+        kernel = signature_of(op, self.plan).kernel
         roles = next((o for o in kernel.body.block.ops if isinstance(o, RolesOp)), None)
         if roles is None:
             raise AsyncUnsupportedError("its kernel has no roles: run tile-specialize-warps first")

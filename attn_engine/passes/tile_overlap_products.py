@@ -10,7 +10,6 @@ from xdsl.dialects import builtin
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
     AsyncReduceAddOp,
     AsyncStoreOp,
@@ -22,7 +21,7 @@ from attn_engine.dialects.tile_async_copy import (
 from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.passes.hopper.role_steps import role_steps
-from attn_engine.passes.hopper.steps import kernels_at_async_level
+from attn_engine.passes.hopper.steps import roles_of
 
 _ACCESSES = (ReadOp, WriteOp, ProxyFenceOp, BarrierWaitOp)
 _BEHIND: dict[type[Operation], tuple[type[Operation], ...]] = {
@@ -177,7 +176,6 @@ class TileOverlapProductsPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in kernels_at_async_level(op, self.plan):
-            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                for body in [body for role in roles.bodies for body in role_steps(role.block)]:
-                    _Overlap(body).run()
+        for roles in roles_of(op, self.plan):
+            for body in [body for role in roles.bodies for body in role_steps(role.block)]:
+                _Overlap(body).run()

@@ -28,7 +28,18 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import After, Before, Signature, extend_for, extend_while, yield_more, yields
-from attn_engine.passes.hopper.form import Step, attribute, dots, find_plan, is_zero, signature_of, step_of, tables_of
+from attn_engine.passes.hopper.form import (
+    Step,
+    attribute,
+    check_shared,
+    dots,
+    is_zero,
+    ring_bytes,
+    ring_key,
+    signature_of,
+    step_of,
+    tables_of,
+)
 
 _LARGEST_N = 256
 _WARPS = 4
@@ -79,7 +90,7 @@ class _Pipeline:
         step = step_of(block)
         self.q = self._ring("q", q, 1)
         self.k, self.v = self._ring("k", step.k, self.stages), self._ring("v", step.v, self.stages)
-        self.tables = {_key(load): self._ring("table", load, self.table_stages) for load in tables_of(block, step)}
+        self.tables = {ring_key(load): self._ring("table", load, self.table_stages) for load in tables_of(block, step)}
         self.loop, (count, tiles) = extend_while(self.loop, [self.zero, self.zero], ["count", "tiles_done"])
         block = self.loop.after_region.block
         self._load_query(q, tiles, self._in_registers(q, step, store))
@@ -118,7 +129,7 @@ class _Pipeline:
             return False
         fits = AsyncSchedule.fits(self.warps // _WARPS, keys, channels, columns)
         output = BufferType(tile.shape_of(store.value), tile.element_of(store.value))
-        fits = fits and self._ring_bytes() + output.byte_size <= self.shared_bytes
+        fits = fits and ring_bytes(self.signature.kernel) + output.byte_size <= self.shared_bytes
         return fits if self.queries is None else self.queries == "registers"
 
     def _load_query(self, load: tile.LoadOp, tiles: SSAValue, in_registers: bool) -> None:
@@ -139,7 +150,7 @@ class _Pipeline:
         shape, element = tile.shape_of(store.value), tile.element_of(store.value)
         type_ = BufferType([1, *shape], element)
         shared = self.slot is not None and self.slot.type == BufferType(shape, element)
-        shared = shared and self._ring_bytes() + type_.byte_size > self.shared_bytes
+        shared = shared and ring_bytes(self.signature.kernel) + type_.byte_size > self.shared_bytes
         descriptor, scope = self._descriptor("o", store.target, shape), Before(store)
         if shared and self.slot is not None:
             slot = self.slot
@@ -152,11 +163,6 @@ class _Pipeline:
         if shared:
             scope.add(AsyncStoreWaitOp(0))
         Rewriter.erase_op(store)
-
-    def _ring_bytes(self) -> int:
-        """What the rings so far take."""
-        rings = [self.q, self.k, self.v, *self.tables.values()]
-        return sum(ring.ring.type.byte_size for ring in rings if isinstance(ring.ring.type, BufferType))
 
     def _steps(self, block: Block, count: SSAValue) -> SSAValue:
         """Converts the loops and the step between them; `count` is the number of blocks that the program has had."""
@@ -172,8 +178,8 @@ class _Pipeline:
 
     def _step(self, block: Block, count: SSAValue) -> SSAValue:
         step = step_of(block)
-        for table in tables_of(block, step):
-            self._load_table(table, count)
+        for table, key in [(table, ring_key(table)) for table in tables_of(block, step)]:
+            self._load_table(table, self.tables[key], count)
         scope = Before(step.scores)
         stage, parity = _place(scope, count, self.stages)
         k = self.k.load(scope, step.k, stage, parity)
@@ -186,9 +192,9 @@ class _Pipeline:
         after = After(_last_wait(block))
         return after.add(arith.AddiOp(count, after.value(1)), "count").result
 
-    def _load_table(self, load: tile.LoadOp, count: SSAValue) -> None:
+    @staticmethod
+    def _load_table(load: tile.LoadOp, ring: _Ring, count: SSAValue) -> None:
         """Through shared memory to registers, where the scores meet it; the fence lets the next copy follow the read."""
-        ring = self.tables[_key(load)]
         block = load.parent
         assert block is not None
         scope = Before(next(op for op in block.ops if load.result in op.operands))
@@ -223,18 +229,6 @@ def _place(scope: Before, count: SSAValue, stages: int) -> tuple[SSAValue, SSAVa
     stage = scope.add(arith.RemSIOp(count, size), "stage").result
     round_ = scope.add(arith.DivSIOp(count, size), "round").result
     return stage, scope.add(arith.AndIOp(round_, scope.value(1)), "parity").result
-
-
-def _key(load: tile.LoadOp) -> tuple[SSAValue, ...]:
-    """What steps that load the same table have in common: all but the first key."""
-    return (load.source, *load.indices[:-1])
-
-
-def _check_shared(kernel: tile.KernelOp, limit: int) -> None:
-    rings = [o.result.type for o in kernel.body.block.ops if isinstance(o, RingOp)]
-    need = sum(r.byte_size for r in rings)
-    if need > limit:
-        raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
 
 
 def _erase_load(load: tile.LoadOp) -> None:
@@ -303,12 +297,9 @@ class TilePipelinePass(ModulePass):
     """Shared memory that the rings may take."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        signature = signature_of(op, plan)
+        signature = signature_of(op, self.plan)
         loops = [o for o in signature.kernel.body.block.ops if isinstance(o, scf.WhileOp)]
         if len(loops) != 1:
             raise AsyncUnsupportedError("its kernel is not persistent: run tile-schedule-grid first")
         _Pipeline(signature, loops[0], self).run()
-        _check_shared(signature.kernel, self.shared_bytes)
+        check_shared(signature.kernel, self.shared_bytes)

@@ -29,7 +29,7 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
-from attn_engine.passes.hopper.form import attribute, is_zero
+from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_key
 from attn_engine.passes.hopper.steps import (
     SHARED_STAGES,
     Shared,
@@ -38,7 +38,6 @@ from attn_engine.passes.hopper.steps import (
     check_size,
     is_step,
     launched,
-    shared_bytes,
     signatures,
     step_of,
 )
@@ -48,9 +47,6 @@ _REGISTERS = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
 _WARPS = 4
 _ALIGNED = 4
 """Numbers of 32 bits in the 16 bytes to which copies align rows."""
-
-Key = tuple[SSAValue, tuple[int, ...]]
-"""A global tensor and the shape of the blocks that are loaded from it."""
 
 
 @dataclass
@@ -77,11 +73,11 @@ class _Pipeline:
         first = self.block.first_op
         assert first is not None
         self.top = Before(first)
-        self.rings: dict[Key, _Ring] = {}
-        self.full: dict[Key, SSAValue] = {}
+        self.rings: dict[RingKey, _Ring] = {}
+        self.full: dict[RingKey, SSAValue] = {}
         self.owned: dict[SSAValue, SSAValue] = {}
         """The rings of the blocks that the program owns, by what was loaded."""
-        self.sums: dict[Key, SSAValue] = {}
+        self.sums: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
         self.leaving: dict[SSAValue, tuple[SSAValue, SSAValue]] = {}
         """Slots through which results leave in every step, and descriptors of where they go."""
         self.passing: list[tuple[SSAValue, SSAValue]] = []
@@ -98,29 +94,28 @@ class _Pipeline:
     # --- rings
 
     def _ring(self, load: tile.LoadOp, stages: int) -> _Ring:
-        key = (load.source, tile.shape_of(load.result))
+        key = ring_key(load)
         if key not in self.rings:
             name, shape = load.source.name_hint or "x", tile.shape_of(load.result)
             type_ = BufferType([stages, *shape], tile.element_of(load.result))
             ring = self.top.add(RingOp(type_), f"{name}s").result
-            self.rings[key] = _Ring(ring, self._descriptor(load, shape))
+            self.rings[key] = _Ring(ring, self._descriptor(load.source, len(load.indices), shape))
         return self.rings[key]
 
     def _barriers(self, load: tile.LoadOp, stages: int) -> SSAValue:
-        key = (load.source, tile.shape_of(load.result))
+        key = ring_key(load)
         if key not in self.full:
             name = f"{load.source.name_hint or 'x'}_full"
             self.full[key] = self.top.add(MakeBarriersOp(stages, 1), name).result
         return self.full[key]
 
-    def _descriptor(self, load: tile.LoadOp, shape: Sequence[int]) -> SSAValue:
-        source = self.signature.passed(load.source)
+    def _descriptor(self, memory: SSAValue, rank: int, shape: Sequence[int]) -> SSAValue:
+        """A new argument: the descriptor of blocks of a global tensor along its last axes."""
+        source = self.signature.passed(memory)
         if isinstance(source.owner, tile.AllocOp):
             _align(source.owner)
-        rank = len(load.indices)
-        block = [*[1] * (rank - len(shape)), *shape]
-        described = Before(self.signature.launch).add(DescribeOp(source, block))
-        return self.signature.add(described.result, f"{load.source.name_hint or 'x'}_copies")
+        described = Before(self.signature.launch).add(DescribeOp(source, [*[1] * (rank - len(shape)), *shape]))
+        return self.signature.add(described.result, f"{memory.name_hint or 'x'}_copies")
 
     # --- blocks that the program owns
 
@@ -147,10 +142,7 @@ class _Pipeline:
             return
         ring = self.owned.pop(load)
         name, scope = store.target.name_hint or "x", Before(store)
-        described = Before(self.signature.launch).add(
-            DescribeOp(self.signature.passed(store.target), [1, 1, *tile.shape_of(store.value)])
-        )
-        descriptor = self.signature.add(described.result, f"{name}_copies")
+        descriptor = self._descriptor(store.target, len(store.indices), tile.shape_of(store.value))
         slot = scope.add(SlotOp(ring, scope.value(0)), f"{name}_slot").result
         scope.add(WriteOp(store.value, slot))
         scope.add(ProxyFenceOp())
@@ -246,9 +238,7 @@ class _Pipeline:
     def _leave(self, write: tile.StoreOp | tile.AtomicAddOp) -> None:
         """A block is written to a slot, once the block of the step before has left it, and copied or added from there."""
         if write.target not in self.leaving:
-            block = [*[1] * (len(write.indices) - 2), *tile.shape_of(write.value)]
-            described = Before(self.signature.launch).add(DescribeOp(self.signature.passed(write.target), block))
-            descriptor = self.signature.add(described.result, f"{write.target.name_hint or 'x'}_copies")
+            descriptor = self._descriptor(write.target, len(write.indices), tile.shape_of(write.value))
             self.leaving[write.target] = self._passing(write.value, 1), descriptor
         (ring, descriptor), scope = self.leaving[write.target], Before(write)
         scope.add(AsyncStoreWaitOp(0))
@@ -304,11 +294,7 @@ class _Pipeline:
         """The descriptor of the sums in memory."""
         key = (shared.add.target, tile.shape_of(shared.dot.result))
         if key not in self.sums:
-            source = self.signature.passed(shared.add.target)
-            if isinstance(source.owner, tile.AllocOp):
-                _align(source.owner)
-            described = Before(self.signature.launch).add(DescribeOp(source, [1, 1, *key[1]]))
-            self.sums[key] = self.signature.add(described.result, f"{shared.add.target.name_hint or 'x'}_copies")
+            self.sums[key] = self._descriptor(shared.add.target, len(shared.add.indices), key[1])
         return self.sums[key]
 
     def _left(self, scope: Before, dot: tile.DotOp, zero: SSAValue, layout: MmaLayoutAttr) -> SSAValue:
@@ -384,12 +370,8 @@ class TilePipelineStepsPass(ModulePass):
             check_kernel(signature)
         for signature in found:
             check_size(signature, AsyncSchedule.consumers, _REGISTERS)
-            need = shared_bytes(signature)
-            if need > self.shared_bytes:
-                raise AsyncUnsupportedError(
-                    f"its blocks need {need} bytes of shared memory, of which there are {self.shared_bytes}"
-                )
             _Pipeline(signature, self.stages).run()
+            check_shared(signature.kernel, self.shared_bytes)
             _erase_owned(signature.kernel)
 
 

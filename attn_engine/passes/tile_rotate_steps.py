@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -11,13 +12,12 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
-from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.passes.hopper.edit import Before, extend_for, yield_more, yields
-from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps
-from attn_engine.passes.hopper.steps import kernels_at_async_level
+from attn_engine.passes.hopper.edit import Before, yield_more, yields
+from attn_engine.passes.hopper.role_steps import carry, chain, count_of, has_one_sum, holds_steps, role_steps
+from attn_engine.passes.hopper.steps import roles_of
 
 
 @dataclass
@@ -59,44 +59,23 @@ class _First:
             Rewriter.erase_op(op)
 
 
-def _holds_steps(op: Operation) -> bool:
-    return isinstance(op, scf.ForOp) and any(is_role_step(o) for o in op.walk())
-
-
 def _consumer(role: Block) -> None:
-    loops = [op for op in role.ops if _holds_steps(op)]
+    loops = [op for op in role.ops if holds_steps(op)]
     first, *others = [_First.of(body) for body in role_steps(role)]
     for other in others:
         if other.product.result.type != first.product.result.type:
             raise AsyncUnsupportedError("its steps start with different products")
-    outer = loops[0]
-    assert isinstance(outer, scf.ForOp)
-    scope = Before(outer)
-    zero = next(v for v in outer.iter_args if v.type == builtin.i32)
-    carried = first.finish(scope, first.start(scope, zero))
+    scope = Before(loops[0])
+    zero = next(v for v in loops[0].iter_args if v.type == builtin.i32)
+    carried = [first.finish(scope, first.start(scope, zero))]
     for loop in loops:
-        assert isinstance(loop, scf.ForOp)
-        carried = _rotate(loop, carried)
+        carried = carry(loop, carried, _step)
 
 
-def _rotate(loop: scf.ForOp, carried: SSAValue) -> SSAValue:
-    """Passes the result of the next step's first product through a loop, and those inside of it."""
-    new, (inner,) = extend_for(loop, [carried], [carried.name_hint or "x"])
-    body = new.body.block
-    if is_role_step(new):
-        yield_more(body, [_step(body, inner)])
-    else:
-        for op in list(body.ops):
-            if isinstance(op, scf.ForOp) and _holds_steps(op):
-                inner = _rotate(op, inner)
-        yield_more(body, [inner])
-    return new.res[-1]
-
-
-def _step(body: Block, carried: SSAValue) -> SSAValue:
+def _step(body: Block, carried: Sequence[SSAValue]) -> None:
     """One step: its own first product has come with the carries, that of the next starts behind the others."""
     first = _First.of(body)
-    first.value.replace_all_uses_with(carried)
+    first.value.replace_all_uses_with(carried[0])
     last = [op for op in body.ops if isinstance(op, AsyncDotOp)][-1]
     final = [op for op in body.ops if isinstance(op, WaitOp)][-1]
     if not last.is_before_in_block(final):
@@ -106,9 +85,8 @@ def _step(body: Block, carried: SSAValue) -> SSAValue:
     following = scope.add(arith.AddiOp(count, scope.value(1)), "following").result
     pending = first.start(scope, following)
     final.properties["count"] = IntegerAttr(1, i64)
-    value = first.finish(Before(yields(body)), pending)
+    yield_more(body, [first.finish(Before(yields(body)), pending)])
     first.erase()
-    return value
 
 
 def _producer(role: Block) -> None:
@@ -165,9 +143,8 @@ class TileRotateStepsPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in kernels_at_async_level(op, self.plan):
-            for roles in [o for o in signature.kernel.body.block.ops if isinstance(o, RolesOp)]:
-                consumer, producer = (region.block for region in roles.bodies)
-                if not has_one_sum(consumer):
-                    _consumer(consumer)
-                    _producer(producer)
+        for roles in roles_of(op, self.plan):
+            consumer, producer = (region.block for region in roles.bodies)
+            if not has_one_sum(consumer):
+                _consumer(consumer)
+                _producer(producer)

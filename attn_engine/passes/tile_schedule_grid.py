@@ -16,7 +16,7 @@ from attn_engine.dialects.tile_async_memory import FetchAddOp, ProcessorCountOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature
-from attn_engine.passes.hopper.form import find_plan, signature_of, step_of, tables_of
+from attn_engine.passes.hopper.form import signature_of, step_of, tables_of
 from attn_engine.passes.hopper.slicing import depends_on
 from attn_engine.passes.lowering.scope import Scope
 
@@ -169,10 +169,7 @@ class TileScheduleGridPass(ModulePass):
     """Bytes of keys and values that the heads in flight may have."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        signature = signature_of(op, plan)
+        signature = signature_of(op, self.plan)
         if len(signature.launch.grid) != _GRID:
             raise AsyncUnsupportedError("its grid is not blocks of queries, heads and batch")
         size, k = _position_bytes(signature.kernel)

@@ -26,7 +26,7 @@ from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
-from attn_engine.passes.hopper.form import consumers_of, find_plan, signature_of
+from attn_engine.passes.hopper.form import consumers_of, signature_of
 from attn_engine.passes.hopper.handshake import Handshake
 from attn_engine.passes.hopper.slicing import Slice, depends_on
 from attn_engine.passes.hopper.split_rows import SplitRows
@@ -225,10 +225,7 @@ class TileSpecializeWarpsPass(ModulePass):
     """Registers of a thread of the producer."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        signature = signature_of(op, plan)
+        signature = signature_of(op, self.plan)
         kernel = signature.kernel
         loops = [o for o in kernel.body.block.ops if isinstance(o, scf.WhileOp)]
         if len(loops) != 1:

@@ -21,7 +21,7 @@ from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotO
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, Signature
-from attn_engine.passes.hopper.form import find_plan, signature_of
+from attn_engine.passes.hopper.form import signature_of
 
 _LARGEST_N = 256
 _MATRIX_RANK = 2
@@ -329,9 +329,6 @@ class TileSplitChannelsPass(ModulePass):
     """The plan whose kernel is changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        plan = find_plan(op, self.plan)
-        if plan is None:
-            raise AsyncUnsupportedError(f"no plan is named @{self.plan}")
-        signature = signature_of(op, plan)
+        signature = signature_of(op, self.plan)
         if any(_is_wide(argument) for argument in signature.kernel.body.block.args):
             _Split(signature).run()

@@ -7,28 +7,30 @@ from dataclasses import dataclass, field
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, TensorType, f32
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType, f32
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_product import ReducePartialOp
-from attn_engine.passes.hopper.edit import After, extend_for, yield_more, yields
-from attn_engine.passes.hopper.form import read_forward
+from attn_engine.ir.walks import behind, bottom_up, operands_of
+from attn_engine.passes.hopper.edit import After, drop_unread, erase_unused, extend_for, yield_more, yields
+from attn_engine.passes.hopper.form import is_zero, read_forward
+from attn_engine.passes.hopper.pin import GROUPS, WIDTH
 
-_GROUPS, _WIDTH = 4, 2
-"""Columns that one thread holds: neighbours in pairs, shared by the four threads of a row."""
 _BOUNDS = 3
 """Operands of a loop in front of its states."""
 
 
 def _is_linear(value: SSAValue, linear: set[SSAValue]) -> bool | None:
     """Whether a scalar is a sum of terms with one factor among `linear` each; None if it is something else of them."""
-    if value in linear:
-        return True
-    op = value.owner
-    found = [_is_linear(operand, linear) for operand in op.operands] if isinstance(op, Operation) else []
+    known: dict[SSAValue, bool | None] = dict.fromkeys(linear, True)
+    return bottom_up(value, operands_of, lambda v: _joins(v.owner, [known[o] for o in operands_of(v)]), known)
+
+
+def _joins(op: Operation | Block, found: list[bool | None]) -> bool | None:
+    """The same of an op, by what its operands are."""
     if not any(f is not False for f in found):
         return False
     sums = isinstance(op, arith.AddfOp | arith.SubfOp) and found == [True, True]
@@ -38,9 +40,7 @@ def _is_linear(value: SSAValue, linear: set[SSAValue]) -> bool | None:
 
 
 def _depends(value: SSAValue, on: SSAValue) -> bool:
-    if value is on:
-        return True
-    return isinstance(value.owner, Operation) and any(_depends(o, on) for o in value.owner.operands)
+    return any(found is on for found in behind([value]))
 
 
 def _ends(op: tile.MapOp) -> tile.MapYieldOp:
@@ -77,7 +77,7 @@ class _Sums:
             return _is_linear(_ends(op).values[number], self._linear(op, assumed, user)) is True
         if isinstance(op, scf.ForOp):
             return self._is_state(op, op.results.index(value), assumed, user)  # type: ignore[arg-type]
-        return isinstance(op, arith.ConstantOp) and _is_zero(op)
+        return is_zero(value)
 
     def _is_state(self, loop: scf.ForOp, number: int, assumed: frozenset[SSAValue], user: Place | None) -> bool:
         argument, end = loop.body.block.args[number + 1], yields(loop.body.block)
@@ -98,9 +98,9 @@ class _Sums:
         return self.parts[value]
 
     def _make(self, value: SSAValue) -> SSAValue:
-        op, type_ = value.owner, TensorType(f32, [*tile.shape_of(value), _GROUPS])
+        op, type_ = value.owner, TensorType(f32, [*tile.shape_of(value), GROUPS])
         if isinstance(op, tile.ReduceOp):
-            return After(op).add(ReducePartialOp(op.kind, op.value, _GROUPS, _WIDTH)).result
+            return After(op).add(ReducePartialOp(op.kind, op.value, GROUPS, WIDTH)).result
         if isinstance(op, arith.ConstantOp):
             return After(op).add(arith.ConstantOp(DenseIntOrFPElementsAttr.from_list(type_, [0.0]), type_)).result
         if isinstance(op, tile.MapOp):
@@ -136,11 +136,6 @@ class _Sums:
         return new.results[-1]
 
 
-def _is_zero(op: arith.ConstantOp) -> bool:
-    splat = tile.splat_of(op.value) if isinstance(op.value, DenseIntOrFPElementsAttr) else None
-    return isinstance(splat, FloatAttr) and splat.value.data == 0.0
-
-
 def _only_feeds(value: SSAValue, place: Place) -> bool:
     """Whether what depends on a vector is an operand there, and nothing else."""
     work = [value]
@@ -160,17 +155,10 @@ def _pruned(op: tile.MapOp) -> tile.MapOp:
     end = _ends(op)
     kept = [n for n, output in enumerate(op.outputs) if output.uses] or [0]
     end.operands = [end.values[n] for n in kept]
-    for inner in reversed(list(op.body.block.ops)):
-        if inner is not end and not any(r.uses for r in inner.results):
-            Rewriter.erase_op(inner)
-    arguments = list(op.body.block.args)
-    used = [n for n, argument in enumerate(arguments) if argument.uses]
-    for n in reversed(range(len(arguments))):
-        if n not in used:
-            op.body.block.erase_arg(arguments[n])
-    axes = tile.axes_of(op.axes)
+    erase_unused(op.body.block)
+    drop_unread(op)
     types = [op.outputs[n].type for n in kept]
-    new = tile.MapOp([op.inputs[n] for n in used], [axes[n] for n in used], types, op.detach_region(op.body))
+    new = tile.MapOp(op.inputs, tile.axes_of(op.axes), types, op.detach_region(op.body))
     Rewriter.insert_op(new, InsertPoint.before(op))
     for n, output in zip(kept, new.outputs, strict=True):
         output.name_hint = op.outputs[n].name_hint

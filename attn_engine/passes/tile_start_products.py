@@ -12,10 +12,9 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_base import axes_attr
-from attn_engine.passes.hopper.edit import Before
+from attn_engine.passes.hopper.edit import Before, drop_unread
 from attn_engine.passes.hopper.form import is_zero
-from attn_engine.passes.hopper.steps import launched, step_bodies
+from attn_engine.passes.hopper.steps import step_maps
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,8 @@ def start(op: tile.MapOp) -> bool:
     found.dot.operands[2] = begins.outputs[0]
     found.op.result.replace_all_uses_with(found.product)
     Rewriter.erase_op(found.op)
-    _drop_unread(op)
+    drop_unread(op)
     return True
-
-
-def _drop_unread(op: tile.MapOp) -> None:
-    """Inputs that the body reads no more."""
-    block, axes = op.body.block, tile.axes_of(op.axes)
-    kept = [n for n, argument in enumerate(block.args) if argument.uses]
-    for argument in [a for a in block.args if not a.uses]:
-        block.erase_arg(argument)
-    op.operands = [op.inputs[n] for n in kept]
-    op.properties["axes"] = axes_attr([axes[n] for n in kept])
 
 
 @dataclass(frozen=True)
@@ -109,8 +98,6 @@ class TileStartProductsPass(ModulePass):
     """The plan whose kernels are changed."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for signature in launched(op, self.plan):
-            for body in step_bodies(signature.kernel.body.block):
-                for inner in [o for o in body.ops if isinstance(o, tile.MapOp)]:
-                    while start(inner):
-                        pass  # one product at a time
+        for inner in step_maps(op, self.plan):
+            while start(inner):
+                pass  # one product at a time

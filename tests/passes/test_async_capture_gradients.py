@@ -83,6 +83,15 @@ def test_blocks_of_scores(name: str):
     check(made)
 
 
+def test_two_blocks_of_one_table():
+    """Each has a ring of its own."""
+    check(
+        compiled(
+            Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, 0, q, kv] * BIAS[b, h, q, kv]), ("q", "k"), "exact"
+        )
+    )
+
+
 def test_of_a_table_without_those_of_queries():
     """No product comes behind the gradient of the table: the slots of a step are free behind the fence, not before it."""
     check(compiled(BLOCKWISE["pair, causal"], ("k", "0"), "exact"))

@@ -28,6 +28,7 @@ D, N = 16, 64
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 DOCUMENTS = torch.arange(1000) // 90
 TABLE = torch.randn(1, 4, 304, 312, generator=torch.Generator().manual_seed(1)).half()
+CHOSEN = torch.tensor([3, 1, -4, 2], dtype=torch.int32)
 
 
 def far(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -69,6 +70,9 @@ CASES: dict[str, Case] = {
         lambda s, seen: torch.where(seen, s, 0.0) / torch.where(seen, s, 0.0).norm(dim=-1, keepdim=True),
     ),
     "table": Case(Definition(score_mod=library.bias(TABLE), mask_mod=library.causal)),
+    "chosen tables": Case(
+        Definition(score_mod=lambda s, b, h, q, kv: (s + TABLE[0, CHOSEN[h], q, kv]) * TABLE[0, 1, q, kv]),
+    ),
     "query_mod": Case(Definition(query_mod=lambda x: x * 0.5 + 0.25, mask_mod=library.causal)),
 }
 

@@ -11,6 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_base import axes_attr
 from attn_engine.passes.lowering.scope import Scope
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -98,6 +99,23 @@ def yield_more(block: Block, values: Sequence[SSAValue]) -> None:
     """Appends to what a block yields."""
     end = yields(block)
     end.operands = [*end.operands, *values]
+
+
+def erase_unused(block: Block) -> None:
+    """Erases scalar code whose results nothing uses, from the end on."""
+    for op in reversed(list(block.ops)):
+        if op.results and not any(result.uses for result in op.results):
+            Rewriter.erase_op(op)
+
+
+def drop_unread(op: tile.MapOp) -> None:
+    """Drops the inputs of a map that its body does not read."""
+    block, axes = op.body.block, tile.axes_of(op.axes)
+    kept = [n for n, argument in enumerate(block.args) if argument.uses]
+    for argument in [a for a in block.args if not a.uses]:
+        block.erase_arg(argument)
+    op.operands = [op.inputs[n] for n in kept]
+    op.properties["axes"] = axes_attr([axes[n] for n in kept])
 
 
 @dataclass

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAt
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.walks import behind
@@ -57,15 +58,19 @@ class Forward:
         return self.store.indices[2]
 
 
-def find_plan(module: ModuleOp, name: str) -> tile.PlanOp | None:
-    return next((o for o in module.ops if isinstance(o, tile.PlanOp) and o.sym_name.data == name), None)
+def find_plan(module: ModuleOp, name: str) -> tile.PlanOp:
+    """The plan of a name; raises `AsyncUnsupportedError` if there is none."""
+    found = next((o for o in module.ops if isinstance(o, tile.PlanOp) and o.sym_name.data == name), None)
+    if found is None:
+        raise AsyncUnsupportedError(f"no plan is named @{name}")
+    return found
 
 
-def signature_of(module: ModuleOp, plan: tile.PlanOp) -> Signature:
-    """The plan's last launch, and the kernel that it launches; those in front find what blocks are visible."""
-    launches = [o for o in plan.body.block.ops if isinstance(o, tile.LaunchOp)]
+def signature_of(module: ModuleOp, plan_name: str) -> Signature:
+    """A plan's last launch, and the kernel that it launches; those in front find what blocks are visible."""
+    launches = [o for o in find_plan(module, plan_name).body.block.ops if isinstance(o, tile.LaunchOp)]
     if not launches:
-        raise AsyncUnsupportedError(f"plan @{plan.sym_name.data} launches no kernel")
+        raise AsyncUnsupportedError(f"plan @{plan_name} launches no kernel")
     name = launches[-1].kernel.root_reference.data
     kernel = next(o for o in module.ops if isinstance(o, tile.KernelOp) and o.sym_name.data == name)
     return Signature(kernel, launches[-1])
@@ -81,6 +86,30 @@ def attribute(kernel: tile.KernelOp, name: str, default: int) -> int:
     """A number that the schedule left on a kernel."""
     found = kernel.attributes.get(name)
     return found.value.data if isinstance(found, IntegerAttr) else default
+
+
+RingKey = tuple[SSAValue, tuple[int, ...], int]
+"""A global tensor, the shape of the blocks that are loaded from it, and which of such loads of a step it is."""
+
+
+def ring_key(load: tile.LoadOp) -> RingKey:
+    """What tells the ring of a load apart: a step may read several blocks of one tensor."""
+    assert load.parent is not None
+    shape = tile.shape_of(load.result)
+    loads = [op for op in load.parent.ops if isinstance(op, tile.LoadOp) and op.source is load.source]
+    return load.source, shape, [op for op in loads if tile.shape_of(op.result) == shape].index(load)
+
+
+def ring_bytes(kernel: tile.KernelOp) -> int:
+    """Shared memory that the rings of a kernel take."""
+    return sum(op.result.type.byte_size for op in kernel.body.block.ops if isinstance(op, RingOp))
+
+
+def check_shared(kernel: tile.KernelOp, limit: int) -> None:
+    """Raises `AsyncUnsupportedError` if the rings of a kernel take more bytes of shared memory."""
+    need = ring_bytes(kernel)
+    if need > limit:
+        raise AsyncUnsupportedError(f"its blocks need {need} bytes of shared memory, of which there are {limit}")
 
 
 def dots(block: Block) -> list[tile.DotOp]:
@@ -125,10 +154,7 @@ def is_zero(value: SSAValue) -> bool:
 
 def read_forward(module: ModuleOp, plan_name: str) -> Forward:
     """The forward kernel of a plan at the value level; raises `AsyncUnsupportedError` if it has another form."""
-    plan = find_plan(module, plan_name)
-    if plan is None:
-        raise AsyncUnsupportedError(f"no plan is named @{plan_name}")
-    signature = signature_of(module, plan)
+    signature = signature_of(module, plan_name)
     block = signature.kernel.body.block
     loops = tuple(o for o in block.ops if isinstance(o, scf.ForOp))
     _check_ops(signature.kernel)

@@ -11,7 +11,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, PinOp, ReducePartialOp
 from attn_engine.passes.hopper.edit import After, Before, yields
 
-_GROUPS, _WIDTH = 4, 2
+GROUPS, WIDTH = 4, 2
 """Columns that one thread holds: neighbours in pairs, shared by the four threads of a row."""
 
 
@@ -95,7 +95,7 @@ def pin_weights(body: Block) -> None:
         end = ends.operands[states[-1]]
         ends.operands[states[-1]] = scope.add(PinOp(end), end.name_hint or "pinned").result
     elif _is_real(weights):
-        sums = ReducePartialOp(tile.ReductionAttr(tile.Reduction.SUM), weights, _GROUPS, _WIDTH)
+        sums = ReducePartialOp(tile.ReductionAttr(tile.Reduction.SUM), weights, GROUPS, WIDTH)
         scope.add(PinOp(scope.add(sums, "sums")), "pinned")
 
 

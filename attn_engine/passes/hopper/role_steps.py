@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import TypeGuard
 
 from xdsl.dialects import arith, scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp
+from attn_engine.passes.hopper.edit import extend_for, yield_more
 
 
-def chain(body: Block, ops: Sequence[Operation]) -> list[Operation]:
-    """Ops of a body, and those that their operands are from, in order."""
+def chain(body: Block, ops: Sequence[Operation], known: Container[SSAValue] = ()) -> list[Operation]:
+    """Ops of a body, and those that their operands, but for known ones, are from, in order."""
     needed, work = set[Operation](), list(ops)
     while work:
         op = work.pop()
         if op.parent is body and op not in needed:
             needed.add(op)
-            work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation))
+            work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation) and o not in known)
     return [op for op in body.ops if op in needed]
 
 
@@ -32,6 +34,25 @@ def count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:
 def is_role_step(op: Operation) -> bool:
     """A loop that starts products itself."""
     return isinstance(op, scf.ForOp) and any(isinstance(o, AsyncDotOp) for o in op.body.block.ops)
+
+
+def holds_steps(op: Operation) -> TypeGuard[scf.ForOp]:
+    """A loop that starts products, itself or in a loop inside of it."""
+    return isinstance(op, scf.ForOp) and any(is_role_step(o) for o in op.walk())
+
+
+def carry(loop: scf.ForOp, values: Sequence[SSAValue], step: Callable[[Block, list[SSAValue]], None]) -> list[SSAValue]:
+    """Passes values through a loop of steps and those inside of it; `step` yields, in each, what the next step gets."""
+    new, inner = extend_for(loop, values, [value.name_hint or "x" for value in values])
+    body = new.body.block
+    if is_role_step(new):
+        step(body, inner)
+    else:
+        for op in list(body.ops):
+            if holds_steps(op):
+                inner = carry(op, inner, step)
+        yield_more(body, inner)
+    return list(new.res[-len(values) :])
 
 
 def role_steps(role: Block) -> list[Block]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp, bf16, f16, f32
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_ROWS, WARPGROUP_THREADS
@@ -105,11 +105,22 @@ def kernels_at_async_level(module: ModuleOp, plan_name: str) -> list[Signature]:
     return [s for s in found if any(isinstance(op, AsyncLoadOp) for op in s.kernel.walk())]
 
 
+def roles_of(module: ModuleOp, plan_name: str) -> Iterator[RolesOp]:
+    """The roles into which those kernels are cut; the first are those of consumers."""
+    for signature in kernels_at_async_level(module, plan_name):
+        yield from [op for op in signature.kernel.body.block.ops if isinstance(op, RolesOp)]
+
+
+def step_maps(module: ModuleOp, plan_name: str) -> Iterator[tile.MapOp]:
+    """The maps of the steps of a plan's kernels, each of which may be changed as it comes."""
+    for signature in launched(module, plan_name):
+        for body in step_bodies(signature.kernel.body.block):
+            yield from [op for op in body.ops if isinstance(op, tile.MapOp)]
+
+
 def launched(module: ModuleOp, plan_name: str) -> list[Signature]:
     """What a plan launches."""
     plan = find_plan(module, plan_name)
-    if plan is None:
-        raise AsyncUnsupportedError(f"no plan is named @{plan_name}")
     kernels = {op.sym_name.data: op for op in module.ops if isinstance(op, tile.KernelOp)}
     launches = [op for op in plan.body.block.ops if isinstance(op, tile.LaunchOp)]
     return [Signature(kernels[op.kernel.root_reference.data], op) for op in launches]
@@ -207,34 +218,8 @@ def check_kernel(signature: Signature) -> None:
         step_of(body, signature)
 
 
-def byte_size(value: SSAValue) -> int:
-    """Of a tile."""
-    element = tile.element_of(value)
-    assert isinstance(element, FixedBitwidthType)
-    return prod(tile.shape_of(value)) * element.bitwidth // 8
-
-
 SHARED_STAGES = 2
 """Results that consumers share: one consumer may be a step ahead of another."""
-
-
-def shared_bytes(signature: Signature) -> int:
-    """Of the rings of a kernel: the blocks that it owns, and those of `num_stages` steps."""
-    kernel = signature.kernel
-    stages = kernel.attributes.get("num_stages")
-    count = stages.value.data if isinstance(stages, IntegerAttr) else 1
-    rings: dict[tuple[object, Attribute], int] = {}
-    for body in step_bodies(kernel.body.block):
-        step = step_of(body, signature)
-        owned = [dot.a.owner for dot in step.dots if isinstance(dot.a.owner, tile.LoadOp)]
-        for load, times in (*((o, 1) for o in owned), *((o, count) for o in (*step.blocks, *step.beside))):
-            rings[load.source, load.result.type] = times * byte_size(load.result)
-        for write in step.writes:
-            rings[write.target, write.value.type] = byte_size(write.value)
-        for number, shared in enumerate(step.shared):
-            rings[number, shared.result.type] = SHARED_STAGES * byte_size(shared.result)
-            rings[number, shared.dot.result.type] = byte_size(shared.dot.result)
-    return sum(rings.values())
 
 
 def check_size(signature: Signature, consumers: int, registers: int) -> None:

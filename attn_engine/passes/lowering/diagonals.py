@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import TensorType, f32, i64
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.ir.walks import bottom_up, operands_of
 from attn_engine.passes.lowering.frame import Frame, Operands
 from attn_engine.passes.lowering.gradients import flush, target_of
 from attn_engine.passes.lowering.kernel import Blocks, Kernel
@@ -38,21 +39,19 @@ class _Distances:
         self.known: dict[SSAValue, bool] = {}
 
     def holds(self, value: SSAValue) -> bool:
-        if value not in self.known:
-            slope, owner = self._slope(value), value.owner
-            if slope is not None:
-                self.known[value] = slope[0] == -slope[1]
-            elif isinstance(owner, Operation):
-                self.known[value] = all(self.holds(o) for o in owner.operands)
-            else:
-                self.known[value] = isinstance(value.type, TensorType)
-        return self.known[value]
+        return bottom_up(value, operands_of, self._holds, self.known)
+
+    def _holds(self, value: SSAValue) -> bool:
+        slope = self._slope(value)
+        if slope is not None:
+            return slope[0] == -slope[1]
+        if isinstance(value.owner, Operation):
+            return all(self.known[o] for o in value.owner.operands)
+        return isinstance(value.type, TensorType)
 
     def _slope(self, value: SSAValue) -> Slope | None:
         """None for what is no sum of positions. Positions are too small for sums to overflow."""
-        if value not in self.slopes:
-            self.slopes[value] = self._find(value)
-        return self.slopes[value]
+        return bottom_up(value, operands_of, self._find, self.slopes)
 
     def _find(self, value: SSAValue) -> Slope | None:
         owner = value.owner
@@ -62,12 +61,12 @@ class _Distances:
         if isinstance(owner, arith.ConstantOp):
             return 0, 0
         if isinstance(owner, _KEEP):
-            return self._slope(owner.operands[0])
+            return self.slopes[owner.operands[0]]
         if isinstance(owner, arith.AddiOp | arith.SubiOp):
-            a, b = self._slope(owner.lhs), self._slope(owner.rhs)
+            a, b = self.slopes[owner.lhs], self.slopes[owner.rhs]
             sign = 1 if isinstance(owner, arith.AddiOp) else -1
             return (a[0] + sign * b[0], a[1] + sign * b[1]) if a is not None and b is not None else None
-        fixed = all(isinstance(o.type, TensorType) or self._slope(o) == (0, 0) for o in owner.operands)
+        fixed = all(isinstance(o.type, TensorType) or self.slopes[o] == (0, 0) for o in owner.operands)
         return (0, 0) if fixed else None
 
 
