@@ -17,11 +17,9 @@ import torch
 import torch._functorch.config as functorch
 from torch import Tensor
 
-from bench.custom_rows import ROWS, Attend, Custom, flex
+from bench.custom_rows import ROWS, Attend, Custom, inputs
 from bench.timing import interleaved
 from bench.warm import side_by_side
-
-__all__ = ["flex"]
 
 OURS, PEER, BESIDE = "ours", "peer", "beside"
 SIDES = (OURS, PEER, BESIDE)
@@ -44,19 +42,12 @@ def sides(case: Custom) -> dict[str, Attend]:
     return {name: attend for name, attend in found.items() if attend is not None}
 
 
-def inputs(case: Custom) -> list[Tensor]:
-    torch.manual_seed(0)
-    shape = case.shape
-    rows = (shape.batch, shape.heads, shape.length)
-    return [torch.randn(*rows, d, device="cuda", dtype=torch.bfloat16) for d in (shape.d, shape.d, shape.dv)]
-
-
 def trained_by(case: Custom, side: str) -> tuple[Tensor, ...]:
     return () if side == BESIDE else case.trained
 
 
 def measure(case: Custom, attends: dict[str, Attend]) -> Times:
-    leaves = [x.requires_grad_() for x in inputs(case)]
+    leaves = [x.requires_grad_() for x in inputs(case.shape)]
     times = Times(interleaved({name: ahead(attend, leaves) for name, attend in attends.items()}))
     outputs = {name: attend(*leaves) for name, attend in attends.items()}
     d_o = torch.randn_like(outputs[OURS])
@@ -72,7 +63,7 @@ def ahead(attend: Attend, leaves: Sequence[Tensor]) -> Callable[[], object]:
     return lambda: attend(*leaves)
 
 
-def back(o: Tensor, leaves: tuple[Tensor, ...], d_o: Tensor) -> Callable[[], object]:
+def back(o: Tensor, leaves: tuple[Tensor, ...], d_o: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
 
@@ -84,7 +75,7 @@ def build(task: tuple[str, str]) -> None:
     attend = sides(case).get(side)
     if attend is None:
         return
-    leaves = [x.requires_grad_() for x in inputs(case)]
+    leaves = [x.requires_grad_() for x in inputs(case.shape)]
     o = attend(*leaves)
     torch.autograd.grad(o, (*leaves, *trained_by(case, side)), torch.randn_like(o))
 

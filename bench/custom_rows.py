@@ -64,6 +64,13 @@ class Custom:
     """The peer's backward takes a second or so: it is run once."""
 
 
+def inputs(shape: Shape, kv_heads: int = 0) -> list[Tensor]:
+    """q, k and v in bf16; heads of keys are as many as of queries if not told."""
+    torch.manual_seed(0)
+    sizes = ((shape.heads, shape.d), (kv_heads or shape.heads, shape.d), (kv_heads or shape.heads, shape.dv))
+    return [torch.randn(shape.batch, h, shape.length, d, device="cuda", dtype=torch.bfloat16) for h, d in sizes]
+
+
 # --- peers -------------------------------------------------------------------------------------
 
 
@@ -161,6 +168,18 @@ def _trained(name: str, make: Any, parameter: Tensor, mask_mod: Any, shape: Shap
     return _same(name, make(parameter), mask_mod, shape, trained=(parameter,), beside=fixed, **more)
 
 
+def _table(name: str, make: Any, batch: int) -> Custom:
+    """A number for each score."""
+    table = _parameter(batch, H, S, S, dtype=torch.bfloat16)
+    return _trained(name, make, table, None, _FULL, aims=(1.4, 3.0))
+
+
+def _shared(name: str, make: Any, parameter: Tensor, mask_mod: Any, shape: Shape, at_most: float = 1.3) -> Custom:
+    """Numbers that many scores share: their gradients are sums, which the peer adds up one by one."""
+    more = {"aims": (1.4, 20.0), "beside_at_most": (1.0, at_most), "slow_peer": True}
+    return _trained(name, make, parameter, mask_mod, shape, **more)
+
+
 def _row(name: str, row: Any, peer: Any, shape: Shape, aims: Pass, **more: Any) -> Custom:
     """A row function beside its dense formula, and beside softmax."""
     mask = causal if shape.visible < 1 else None
@@ -197,59 +216,21 @@ _BAND = Shape(visible=WINDOW / S * (1 - WINDOW / (2 * S)))
 _FULL = Shape(visible=1.0)
 _ONE = Shape(batch=1)
 _VIT = Shape(64, 6, 2048, 64, 64, 1.0)
-_FREE: Pass = (1.4, 20.0)
 
 ROWS: dict[str, Callable[[], Custom]] = {
     "alibi": lambda: _same("ALiBi, window 1024", alibi(_slopes()), window, _BAND),
     "cap": lambda: _same("soft-cap 20, causal", soft_cap, causal, Shape()),
     "documents": _documents,
     "sink": _sink,
-    "bias": lambda: _trained(
-        "dense bias [1,H,S,S], trained",
-        dense_bias,
-        _parameter(1, H, S, S, dtype=torch.bfloat16),
-        None,
-        _FULL,
-        aims=(1.4, 3.0),
+    "bias": lambda: _table("dense bias [1,H,S,S], trained", dense_bias, 1),
+    "slopes": lambda: _shared(
+        "ALiBi, window 1024, slopes trained", alibi, _slopes().requires_grad_(), window, _BAND, 1.15
     ),
-    "slopes": lambda: _trained(
-        "ALiBi, window 1024, slopes trained",
-        alibi,
-        _slopes().requires_grad_(),
-        window,
-        _BAND,
-        aims=_FREE,
-        beside_at_most=(1.0, 1.15),
-        slow_peer=True,
+    "t5": lambda: _shared("T5 buckets, causal, trained", t5_buckets, _parameter(H, BUCKETS), causal, Shape()),
+    "relative": lambda: _shared(
+        "relative positions, table 2S - 1, trained", relative, _parameter(H, 2 * S - 1), None, _FULL
     ),
-    "t5": lambda: _trained(
-        "T5 buckets, causal, trained",
-        t5_buckets,
-        _parameter(H, BUCKETS),
-        causal,
-        Shape(),
-        aims=_FREE,
-        beside_at_most=(1.0, 1.3),
-        slow_peer=True,
-    ),
-    "relative": lambda: _trained(
-        "relative positions, table 2S - 1, trained",
-        relative,
-        _parameter(H, 2 * S - 1),
-        None,
-        _FULL,
-        aims=_FREE,
-        beside_at_most=(1.0, 1.3),
-        slow_peer=True,
-    ),
-    "pair": lambda: _trained(
-        "pair bias [B,H,S,S], trained",
-        pair_bias,
-        _parameter(4, H, S, S, dtype=torch.bfloat16),
-        None,
-        _FULL,
-        aims=(1.4, 3.0),
-    ),
+    "pair": lambda: _table("pair bias [B,H,S,S], trained", pair_bias, 4),
     "sigmoid": lambda: _row("sigmoid, causal", library.sigmoid, torch.sigmoid, _ONE, (5.0, 3.0)),
     "relu": lambda: _row("relu, causal", library.relu, torch.relu, _ONE, (5.0, 3.0)),
     "sigmoid8k": lambda: _row(

@@ -2,8 +2,9 @@
 
 Softmax in many shapes beside cuDNN and, where `flash_attn.cute` can be imported, FlashAttention-4's kernels for
 Hopper; then the forwards of `bench.custom`'s rows beside their peers. bf16, medians of interleaved rounds on cold
-L2, TFLOP/s of visible scores. Every output is compared in float64 on the last rows of one head.
-FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 lets processes side by side compile the former's kernels as well.
+L2, TFLOP/s of visible scores. Outputs of softmax are compared in float64 on the last rows of one head, those of the
+rows with their peers', where there is one. FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 lets processes side by side
+compile FlashAttention-4's kernels as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attn_engine
 from attn_engine import library
-from bench.custom_rows import ROWS, Attend, Custom, Shape
+from bench.custom_rows import ROWS, Attend, Custom, Shape, inputs
 from bench.timing import interleaved
 from bench.warm import side_by_side
 
@@ -92,12 +93,6 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def _fa4(attend: Callable[..., Any], operands: Sequence[Tensor], causal: bool) -> Callable[[], object]:
     swapped = [x.transpose(1, 2).contiguous() for x in operands]
     return lambda: attend(*swapped, causal=causal)
-
-
-def inputs(shape: Shape, kv_heads: int = 0) -> list[Tensor]:
-    torch.manual_seed(0)
-    sizes = ((shape.heads, shape.d), (kv_heads or shape.heads, shape.d), (kv_heads or shape.heads, shape.dv))
-    return [torch.randn(shape.batch, h, shape.length, d, device="cuda", dtype=torch.bfloat16) for h, d in sizes]
 
 
 def softmax(case: Softmax) -> Attend:

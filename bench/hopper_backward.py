@@ -21,8 +21,8 @@ from torch import Tensor
 import attn_engine
 from attn_engine import library
 from bench.custom import ahead, back
-from bench.custom_rows import Attend, Shape, flex
-from bench.hopper import CUDNN, FA4, OURS, WRONG, Softmax, cudnn, fa4, inputs
+from bench.custom_rows import Attend, Shape, flex, inputs
+from bench.hopper import CUDNN, FA4, OURS, WRONG, Softmax, cudnn, fa4
 from bench.timing import interleaved
 from bench.warm import side_by_side
 
@@ -75,7 +75,7 @@ def leaves_of(case: Softmax, side: str) -> list[Tensor]:
 
 
 def build(task: tuple[int, str]) -> None:
-    """One forward and backward of a side of a row, on short sequences of the same kind where that compiles the same."""
+    """One forward and backward of a side of a row."""
     functorch.donated_buffer = False
     number, side = task
     attend = attends(ROWS[number]).get(side)
@@ -111,7 +111,8 @@ def error_of(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
 
 
 def measure(case: Softmax) -> str:
-    found, runs, forwards = attends(case), dict[str, Callable[[], object]](), dict[str, Callable[[], object]]()
+    found, forwards = attends(case), dict[str, Callable[[], object]]()
+    runs: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
     wrong: list[str] = []
     want: list[Tensor] | None = None
     for side, attend in found.items():
@@ -123,7 +124,7 @@ def measure(case: Softmax) -> str:
             runs[side], forwards[side] = back(o, tuple(leaves), d_o), ahead(attend, leaves)
             if side in (OURS, STEADY):
                 want = exact(case, leaves, d_o) if want is None else want
-                wrong += [side] if not error_of(runs[side](), want) < WRONG else []  # type: ignore[arg-type]
+                wrong += [side] if not error_of(runs[side](), want) < WRONG else []
         except Exception as error:  # A peer that refuses a shape has no figure for it.
             print(f"{side} refuses {case.shape}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             runs.pop(side, None)

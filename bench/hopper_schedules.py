@@ -22,8 +22,7 @@ from attn_engine.ir.schedule import KernelSchedule
 from attn_engine.runtime import driver
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.schedules import default_schedule
-from bench.custom_rows import Shape
-from bench.hopper import inputs
+from bench.custom_rows import Shape, inputs
 from bench.timing import interleaved
 from bench.warm import side_by_side
 

@@ -2,14 +2,13 @@
 
 Both get the same tensors and arguments on one GPU. What is right is ours in float32 on the CPU, which tests hold against
 fp64. Errors are relative, the largest of all results and of all gradients; a peer that refuses is told. Peers take the
-first of the kernels that they would choose from: that changes no result, and saves their tuning.
+first of the kernels that they would choose from, which saves their tuning.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import multiprocessing
 import os
 import platform
@@ -24,6 +23,8 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+from bench.recurrence import relative
 
 B, T, H, K, V = 2, 200, 4, 64, 64
 Tensors = dict[str, Tensor]
@@ -158,13 +159,8 @@ def worst(found: list[Tensor], right: list[Tensor]) -> str:
     """The largest relative error of several tensors."""
     if not found:
         return "-"
-    errors = [relative(f.cpu().double(), r.double()) for f, r in zip(found, right, strict=True) if f.ndim]
+    errors = [relative(f.cpu(), r.double()) for f, r in zip(found, right, strict=True) if f.ndim]
     return f"{max(errors):.1e}"
-
-
-def relative(got: Tensor, right: Tensor) -> float:
-    squares = [x.square().sum().item() for x in (got - right, right)]
-    return math.sqrt(squares[0] / max(squares[1], 1e-30))
 
 
 def compared(number: int) -> str:

@@ -8,8 +8,6 @@ import re
 import pytest
 import torch
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.parser import Parser
-from xdsl.utils.arg_spec import parse_pipeline
 
 from attn_engine.arch import get_arch
 from attn_engine.backends.hip.backend import PIPELINE
@@ -19,7 +17,7 @@ from attn_engine.backends.hip.predict import predict
 from attn_engine.backends.hip.toolchain import has_compiler, inspect
 from attn_engine.errors import UnsupportedOpError
 from attn_engine.interpreters import tile as value_level
-from attn_engine.universe import PASSES, make_context
+from attn_engine.runtime.driver import run_passes
 from tests.backends.test_hip_forward import TEXT, run
 from tests.support.hip import emulates, needs_clang, parse
 
@@ -109,10 +107,8 @@ tile.plan @run(%a: !tile.global<2 x KIND>, %b: !tile.global<2 x KIND>, %c: !tile
 
 def legalized(text: str) -> ModuleOp:
     """A module at the value level, through the passes of the backend."""
-    module = Parser(make_context(), text).parse_module()
-    for spec in parse_pipeline(",".join(PIPELINE)):
-        PASSES[spec.name]().from_spec(spec).apply(make_context(), module)
-    module.verify()
+    module = parse(text)
+    run_passes(module, PIPELINE)
     return module
 
 
@@ -125,7 +121,7 @@ def test_two_products(kind: str):
     got, want = torch.zeros(128, 64), torch.zeros(128, 64)
     text = PRODUCT.replace("KIND", kind)
     emulate(emit(legalized(text)))["run"](a, b, got)
-    value_level.run_plan(Parser(make_context(), text).parse_module(), "run", [a, b, want])
+    value_level.run_plan(parse(text), "run", [a, b, want])
     assert want.abs().max() > 0.5
     # A sum in another order may round to the neighbour of 8 bits.
     torch.testing.assert_close(got, want, atol=0.05, rtol=0.05)

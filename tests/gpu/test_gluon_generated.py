@@ -18,15 +18,20 @@ MODS = {"none": None, "soft cap": library.soft_cap(20.0)}
 MASKS = {"full": None, "causal": library.causal, "window": library.sliding_window(200)}
 
 
-def dense(q: Any, k: Any, v: Any, score_mod: Callable[..., Any] | None, mask_mod: Callable[..., Any] | None) -> Any:
+Function = Callable[..., Any] | None
+
+
+def dense(q: Any, k: Any, v: Any, score_mod: Function, mask_mod: Function, row: Function = None) -> Any:
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
     shapes = [[-1 if a == axis else 1 for a in range(4)] for axis in range(4)]
     index = [torch.arange(n, device="cuda").view(shape) for n, shape in zip(s.shape, shapes, strict=True)]
     s = s if score_mod is None else score_mod(s, *index)
-    s = s if mask_mod is None else s.masked_fill(~mask_mod(*index), -torch.inf)
-    return s.softmax(-1) @ v
+    seen = torch.ones_like(s, dtype=torch.bool) if mask_mod is None else mask_mod(*index)
+    if row is not None:
+        return torch.where(seen, row(s), 0.0) @ v
+    return s.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0) @ v
 
 
 @pytest.mark.parametrize("d", [64, 128])
