@@ -110,6 +110,18 @@ def test_captures_of_scores_and_keys_do_not_spill_in_the_loop(name: str):
     assert moves(compiled) < 24
 
 
+SAME = library.document(IDS)
+
+
+@pytest.mark.parametrize("mask", [SAME, library.or_masks(SAME, lambda b, h, q, kv: kv < 4)], ids=["one", "two runs"])
+def test_tables_of_blocks_are_one_kernel(mask: Any):
+    """Its vectors are rows and columns of tiles, also those that a loop carries."""
+    text = emit(module(Definition(mask_mod=mask), d=64))
+    (name,) = re.findall(r"^def (\w+_ranges_\w+)\(", text, re.MULTILINE)
+    compiled = gluon_ahead.compile_ahead(text, name)
+    assert compiled.spilled_bytes == 0 and compiled.warnings == ()
+
+
 @pytest.mark.parametrize(("d", "dv", "products"), [(256, 256, 120), (96, 96, 132), (192, 128, 96), (128, 256, 72)])
 def test_other_heads(d: int, dv: int, products: int):
     """Heads of 256 channels read queries from shared memory, through which the output leaves too.

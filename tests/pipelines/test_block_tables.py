@@ -22,11 +22,10 @@ from tests.support.engines import ALL, SMALL, blocks
 
 
 class Exposed(Tables):
-    """Bounds and tables as arguments of the plan in place of temporaries."""
+    """Tables as arguments of the plan in place of temporaries."""
 
     def alloc(self, sizes, element, hint):
-        self.made = [*getattr(self, "made", []), (len(self.heads()), hint)]
-        return self.plan.argument(f"{hint}{len(self.made)}", lowering.tile.GlobalType(4, element))
+        return self.plan.argument(hint, lowering.tile.GlobalType(4, element))
 
 
 def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), run=run_plan):
@@ -43,14 +42,14 @@ def table(mask_mod, sq, skv, own, other, transposed=False, heads=(2, 2), run=run
     operands.describe()
     tables = operands.tables = Exposed("f", plan, operands)
     tables.ranges(transposed, own, other)
+    assert len(tables.kernels) == 1
     module = ModuleOp([*tables.kernels, plan.finish()])
     module.verify()
     q, k = torch.zeros(heads[0], heads[1], sq, 8), torch.zeros(heads[0], heads[1], skv, 8)
     lead = [n if tables._depends(i) else 1 for i, n in enumerate(heads)]
-    counts = [-(-(skv if transposed else sq) // own), -(-(sq if transposed else skv) // other)]
-    made = [torch.full((*lead, 8, n), 77) for n in counts]
-    result = torch.full((*lead, counts[0], 4 * tables.runs), -7, dtype=torch.int32)
-    run(module, "tables", [q, k, k, *traced.captures, 1.0, *made, result])
+    count = -(-(skv if transposed else sq) // own)
+    result = torch.full((*lead, count, 4 * tables.runs), -7, dtype=torch.int32)
+    run(module, "tables", [q, k, k, *traced.captures, 1.0, result])
     return result
 
 
@@ -101,7 +100,7 @@ def test_documents(sq, skv, own, other, transposed):
 
 def test_more_blocks_than_a_step_looks_at():
     ids = documents(200, 12, 3)
-    with mock.patch.object(block_ranges, "CHUNK", 16):
+    with mock.patch.object(block_ranges, "ELEMENTS", 64):
         check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 200, 200, 4, 4, exact=True)
         check(lambda b, h, q, kv: (ids[q] == ids[kv]) & (q >= kv), 200, 200, 4, 4, transposed=True, exact=True)
 
@@ -172,27 +171,27 @@ def test_unsorted_is_sound():
 
 def _late(kernel, scope, ends):
     lo, last, full, hole = ends
-    return POSITIONS(kernel, scope, [scope.value(scope.plus(lo, 1)), last, full, hole])
+    return RANGES(kernel, scope, [scope.value(scope.plus(lo, 1)), last, full, hole])
 
 
 def _early_end(kernel, scope, ends):
     lo, last, full, hole = ends
-    return POSITIONS(kernel, scope, [lo, scope.value(scope.minus(last, 1)), full, hole])
+    return RANGES(kernel, scope, [lo, scope.value(scope.minus(last, 1)), full, hole])
 
 
 def _longer_full(kernel, scope, ends):
     lo, last, full, hole = ends
-    return POSITIONS(kernel, scope, [lo, last, full, scope.value(scope.plus(hole, 1))])
+    return RANGES(kernel, scope, [lo, last, full, scope.value(scope.plus(hole, 1))])
 
 
-POSITIONS = block_ranges.RangesKernel._positions
+RANGES = block_ranges.RangesKernel._ranges
 MUTANTS = {
-    "starts a block late": (block_ranges.RangesKernel, "_positions", _late),
-    "ends a block early": (block_ranges.RangesKernel, "_positions", _early_end),
-    "a full run one block longer": (block_ranges.RangesKernel, "_positions", _longer_full),
+    "starts a block late": (block_ranges.RangesKernel, "_ranges", _late),
+    "ends a block early": (block_ranges.RangesKernel, "_ranges", _early_end),
+    "a full run one block longer": (block_ranges.RangesKernel, "_ranges", _longer_full),
     "lengths swapped": (Tables, "length", lambda self, queries: self.operands.skv if queries else self.operands.sq),
     "terms swapped": (Tables, "place", lambda self, scope, frame: [scope.value(0), scope.value(0)]),
-    "largest for smallest": (lowering, "LARGEST", lowering.SMALLEST),
+    "largest for smallest": (block_ranges, "LARGEST", block_ranges.SMALLEST),
 }
 
 

@@ -72,7 +72,9 @@ class LayoutTable:
         if any(_BACKWARD[type(op)](self, op) for op in self._ops if type(op) in _BACKWARD):
             return True
         rest = [value for value in self._tiles if value not in self.of]
-        return bool(rest) and self.put(rest[0], Blocked(tile.shape_of(rest[0]), self.warps))
+        # Whole tiles first: vectors are rows and columns of them.
+        first = max(rest, key=lambda value: len(tile.shape_of(value)), default=None)
+        return first is not None and self.put(first, Blocked(tile.shape_of(first), self.warps))
 
 
 def _walk(block: Block) -> Iterator[Operation]:

@@ -13,7 +13,7 @@ from xdsl.utils.hints import isa
 from attn_engine.backends.code_writer import find_rule
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter, cast_names, splat, spread
-from attn_engine.backends.triton.gluon_types import restricted
+from attn_engine.backends.triton.gluon_types import Slice, restricted
 from attn_engine.dialects import tile
 
 _COMBINE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
@@ -113,7 +113,12 @@ def _broadcast(printer: FunctionPrinter, text: str, axes: tuple[int, ...], outpu
 
 
 def _reduce(printer: FunctionPrinter, op: tile.ReduceOp) -> None:
-    printer.assign(op, f"gl.reduce({printer.tile(op.value)}, {op.axis.value.data}, {_COMBINE[op.kind.data]})")
+    """A vector comes as a row or column of the tile, and goes to the layout that it has."""
+    axis, layout = op.axis.value.data, printer.layout_of(op.value)
+    text = f"gl.reduce({printer.tile(op.value)}, {axis}, {_COMBINE[op.kind.data]})"
+    if tile.shape_of(op.result) and printer.layout_of(op.result) != Slice(axis, layout):
+        text = f"gl.convert_layout({text}, {printer.layout(printer.layout_of(op.result))})"
+    printer.assign(op, text)
 
 
 def _scan(printer: FunctionPrinter, op: tile.ScanOp) -> None:

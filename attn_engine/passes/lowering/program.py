@@ -93,7 +93,11 @@ class Program:
 
         With a limit, elements at or beyond it belong to no query or key.
         """
-        wide = self.add(arith.ExtSIOp(self.argument(bound, hint), i64), hint)
+        return self.widened(self.argument(bound, hint), hint, limit)
+
+    def widened(self, index: SSAValue, hint: str, limit: Bound | None = None) -> SSAValue:
+        """`index` of a value of the program."""
+        wide = self.add(arith.ExtSIOp(index, i64), hint)
         self._direct[wide] = limit
         return wide
 

@@ -1,10 +1,9 @@
-"""Ranges of blocks that depend on captured values: small kernels in front of the kernels that loop over blocks.
+"""Ranges of blocks that depend on captured values: a small kernel in front of those that loop over blocks.
 
-A *bounds* kernel finds the smallest and the largest value of each term over every block of positions. A *ranges*
-kernel asks `kinds` about each pair of blocks and keeps, for a block of queries, where the first and the last block of
-keys lie that are not empty, and the first run of full ones between them; of a union of conditions the first run that
-has no empty block, and what is behind it, each in this way. Memory is linear in the lengths; the host
-waits for nothing.
+A *ranges* kernel finds the smallest and the largest value of each term over every block of positions, asks `kinds`
+about each pair of blocks and keeps, for a block of queries, where the first and the last block of keys lie that are
+not empty, and the first run of full ones between them; of a union of conditions the first run that has no empty
+block, and what is behind it, each in this way. Memory is linear in the lengths; the host waits for nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, i1, i32, i64
+from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Block, SSAValue
 
-from attn_engine.dialects import attn, tile
+from attn_engine.dialects import tile
 from attn_engine.passes.lowering.block_ranges import ENDS, RangesKernel
-from attn_engine.passes.lowering.frame import Frame, Operands, present, spread
-from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan
-from attn_engine.passes.lowering.partition import Partition
-from attn_engine.passes.lowering.program import Bound, Program
+from attn_engine.passes.lowering.frame import Frame, Operands, present
+from attn_engine.passes.lowering.kernel import Kernel, Plan
 from attn_engine.passes.lowering.scope import Index, Scope
-from attn_engine.passes.mask_intervals import LARGEST, SMALLEST
 
 Position = tuple[Index, Index, Index, Index]
 
@@ -46,7 +42,6 @@ class Tables:
     enabled: bool = True
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
     _ranges: dict[tuple[bool, int, int], Table] = field(default_factory=dict[tuple[bool, int, int], Table])
-    _bounds: dict[tuple[bool, int], SSAValue] = field(default_factory=dict[tuple[bool, int], SSAValue])
 
     @property
     def wanted(self) -> bool:
@@ -75,7 +70,7 @@ class Tables:
         return any(arg.first_use is not None for arg in used)
 
     def heads(self) -> list[Index]:
-        """The sizes of the leading axes of bounds and tables."""
+        """The sizes of the leading axes of tables."""
         sizes: list[Index] = [self.operands.batch, self.operands.heads]
         return [size if self._depends(n) else 1 for n, size in enumerate(sizes)]
 
@@ -90,17 +85,9 @@ class Tables:
         """For blocks of `own` queries (with `transposed` keys): ranges of keys (queries), found in blocks of `other`."""
         key = (transposed, own, other)
         if key not in self._ranges:
-            own_bounds, other_bounds = self.bounds(not transposed, own), self.bounds(transposed, other)
-            values = RangesKernel(self, not transposed, own, other).build(own_bounds, other_bounds)
+            values = RangesKernel(self, not transposed, own, other).build()
             self._ranges[key] = Table(values, own)
         return self._ranges[key]
-
-    def bounds(self, queries: bool, size: int) -> SSAValue:
-        """[batch or 1, heads or 1, two per term, blocks]: the smallest and the largest value in each block."""
-        key = (queries, size)
-        if key not in self._bounds:
-            self._bounds[key] = self._bounds_kernel(queries, size)
-        return self._bounds[key]
 
     def launch(self, kernel: Kernel, blocks: SSAValue) -> None:
         batch, heads = (self.plan.scope.value(n) for n in self.heads())
@@ -114,41 +101,6 @@ class Tables:
     def frame(self, kernel: Kernel) -> tuple[SSAValue, Frame]:
         i, h, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "b")))
         return i, Frame(self.operands, kernel, 0, b, h, h)
-
-    def _bounds_kernel(self, queries: bool, size: int) -> SSAValue:
-        hint = "q" if queries else "kv"
-        code = self.terms(queries)
-        assert isinstance(code.last_op, attn.YieldOp)
-        count = len(code.last_op.values)
-        blocks = self.operands.blocks(self.length(queries), size, f"{hint}_blocks")
-        target = self.alloc([2 * max(count, 1), blocks], i64, f"{hint}_bounds")
-        if not count:
-            return target
-        kernel = Kernel(f"{self.name}_{hint}_bounds_{size}", self.plan, Blocks(size, size, 1, 1))
-        scope = kernel.scope
-        i, frame = self.frame(kernel)
-        limit = Bound(kernel.take(self.length(queries)))
-        rows = scope.add(tile.RangeOp(scope.value(scope.times(i, size, "first")), size), "rows").result
-        program = frame.program()
-        index = program.index(Bound(rows, (0,)), hint, limit)
-        end = program.inline(code, [*frame.heads(program), index])
-        inside = program.below(index, limit)
-        wanted = [
-            program.add(arith.SelectOp(inside, value, _integer(program, beyond)), value.name_hint or "term")
-            for value in end.operands
-            for beyond in (LARGEST, SMALLEST)
-        ]
-        for n, found in enumerate(Partition(program, scope, (size,), -1).run(wanted)):
-            kind = tile.Reduction.MAX if n % 2 else tile.Reduction.MIN
-            bound = scope.add(tile.ReduceOp(kind, spread(scope, found, (size,)), 0), "bound").result
-            places = [*self.place(scope, frame), scope.value(n), i]
-            scope.add(tile.StoreOp(bound, kernel.take(target), places, []))
-        self.launch(kernel, blocks)
-        return target
-
-
-def _integer(program: Program, number: int) -> SSAValue:
-    return program.add(arith.ConstantOp(IntegerAttr(number, i64)), "c")
 
 
 def table_ranges(tables: Tables, frame: Frame, scope: Scope, start: SSAValue, table: Table) -> list[Position]:
