@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
+from multiprocessing.pool import ThreadPool
+from unittest import mock
 
 import pytest
 
+from tests.fuzz import run
 from tests.fuzz.check import Outcome, check_case
 from tests.fuzz.coverage import EXPECTED, Coverage, features
 from tests.fuzz.grammar import Case, captures_of, generate
 from tests.fuzz.kept import kept
 from tests.fuzz.mutants import MOST_CASES, MUTANTS, Mutant, cases_to_death
+from tests.fuzz.run import Checked
 from tests.fuzz.shrink import shrink
 from tests.support.engines import ALL, INTERPRETED, ORACLE
 
@@ -60,6 +65,33 @@ def test_failures_are_made_small():
     small = shrink(case, lambda c: "torch.erf(" in c.source and check_nothing(c).verdict == "agreed", 400)
     assert small.source.count("def ") == 2 and small.sizes["b"] == small.sizes["hkv"] == small.sizes["sq"] == 1
     assert len(small.source) < len(case.source) and small.captures == captures_of(small.source.split("return", 1)[1])
+
+
+UNSTEADY = """
+def make():
+    def score_mod(s, b, h, q, kv):
+        return torch.floor(s * 1e6) * 10.0
+
+    return {"score_mod": score_mod}
+"""
+
+
+def test_what_small_changes_change_is_not_compared():
+    case = replace(generate(0), source=UNSTEADY, captures=(), row="softmax")
+    assert check_case(case, ("cpu",)).verdict == "ill-conditioned"
+
+
+def test_cases_that_are_not_compared_are_drawn_again():
+    """Every second one, until as many are compared as were asked for; and that is told to be too few."""
+
+    def verdict(job: tuple[int, tuple[str, ...], int]) -> Checked:
+        return Checked(Outcome(generate(job[0]), "ill-conditioned" if job[0] % 2 else "agreed"))
+
+    options = Namespace(seconds=60.0, backends="cpu", jobs=1, seed=0, cases=10, tries=0)
+    with mock.patch.object(run, "check", verdict), ThreadPool(1) as pool:
+        tally = run._compare(options, pool)
+    assert tally.compared >= 10 and 19 <= tally.drawn <= 22
+    assert [text for text in tally.shortfalls() if "were fit to be compared" in text]
 
 
 def check_nothing(case: Case) -> Outcome:
