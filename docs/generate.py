@@ -22,8 +22,8 @@ from attn_engine.backends.backend import BACKENDS, get_backend  # noqa: E402
 from attn_engine.universe import PASSES  # noqa: E402
 
 NO_FIGURES = "No figures have been recorded yet: `make gpu` on a GPU machine writes them to `bench/results`."
-SHOWN = ("attention", "custom", "recurrence")
-"""The results that README.md shows, by the start of their names."""
+SHOWN = ("attention", "custom_h200", "recurrence")
+"""The results whose first table README.md shows, by the start of their names."""
 FIGURES = """\
 # Figures
 
@@ -94,10 +94,17 @@ def passes_page() -> str:
 
 
 def figures(*kinds: str) -> str:
-    """The recorded results of some kinds, or all, one after the other."""
+    """The recorded results one after the other; of some kinds, if they are named, up to the end of the first table."""
     folder = ROOT / "bench" / "results"
-    results = [file for kind in kinds or ("",) for file in sorted(folder.glob(f"{kind}*.md"))]
-    return "\n\n".join(file.read_text().strip() for file in results) or NO_FIGURES
+    texts = [file.read_text().strip() for kind in kinds or ("",) for file in sorted(folder.glob(f"{kind}*.md"))]
+    return "\n\n".join(map(first_table, texts) if kinds else texts) or NO_FIGURES
+
+
+def first_table(text: str) -> str:
+    """What stands in front of a page's first table, and the table."""
+    parts = text.split("\n\n")
+    end = next((n for n, part in enumerate(parts) if part.startswith("|")), len(parts))
+    return "\n\n".join(parts[: end + 1])
 
 
 def backends() -> str:
