@@ -50,11 +50,6 @@ class Kind:
     mods: TracedMods | None = None
     """What operands become as kernels load them."""
 
-    @property
-    def chunked(self) -> bool:
-        """Whether chunks of tokens can be taken at once: not the delta rule with a decay per channel."""
-        return not (self.beta and self.decay == "channel")
-
 
 @dataclass(frozen=True, eq=False)
 class Operands:

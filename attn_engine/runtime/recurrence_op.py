@@ -39,7 +39,6 @@ def compilation(
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     wide = [x.decay] if x.decay is not None and x.decay.ndim == 4 else []
     blocks = in_blocks([x.q, x.k, x.v, *wide, *others])
-    stepwise = stepwise or not kind.chunked
     schedule, place = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise, blocks)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads, place))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import logsigmoid, normalize
 
 from attn_engine.backends.triton.interpret import interpret
 from attn_engine.errors import RecurrenceFormError
@@ -25,9 +25,11 @@ def kind_of(decay):
     return Kind(torch.float32, 16, 24, decay, beta=True, initial=True, final=True)
 
 
-def made(tokens, decay="token", rate=0.1):
+def made(tokens, decay="token", rate=0.1, key=16):
     """The inputs in the order of a plan's operands, and these operands."""
-    given = inputs(tokens, batch=1, heads=2, shared=1, rate=rate)
+    given = inputs(tokens, batch=1, heads=2, shared=1, rate=rate, key=key)
+    if decay == "channel":
+        given["decay"] = rate * logsigmoid(torch.randn(1, tokens, 2, key, generator=torch.Generator().manual_seed(1)))
     x = {n: given[n] for n in ("q", "k", "v")} | ({"decay": given["decay"]} if decay else {})
     x |= {"beta": given["weight"], "initial_state": given["initial_state"]}
     x["k"] = normalize(x["k"], dim=-1)
@@ -56,6 +58,8 @@ def forward(x, given, schedule, decay="token"):
         (1, "token", 1.0, FORMS[0]),
         (50, "", 0, FORMS[0]),
         *((50, "token", 30.0 if n else 0.1, form) for n, form in enumerate(FORMS)),
+        (1, "channel", 1.0, FORMS[0]),
+        *((50, "channel", 0.1 if n else 30.0, form) for n, form in enumerate(FORMS)),
     ],
 )
 def test_forward(tokens, decay, rate, schedule):
@@ -97,10 +101,10 @@ def test_text_for_triton():
     torch.testing.assert_close(final.double(), right_final, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("decay", "schedule"), [("channel", Schedule()), ("token", Schedule(pieces=4))])
-def test_forms_that_do_not_exist(decay, schedule):
+@pytest.mark.parametrize("decay", ["token", "channel"])
+def test_forms_that_do_not_exist(decay):
     with pytest.raises(RecurrenceFormError, match="the delta rule"):
-        to_tile(build_recurrence(kind_of(decay)), Request(kind_of(decay), "triton", schedule))
+        to_tile(build_recurrence(kind_of(decay)), Request(kind_of(decay), "triton", Schedule(pieces=4)))
 
 
 def test_gradients_in_forms_that_do_not_exist():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -13,12 +13,11 @@ from attn_engine.passes.lowering.recurrence.chunks import each_chunk
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.levels import (
     Gates,
+    Pairs,
+    added_at,
     cut,
-    differ_at,
     faded_to_end,
     gates_of,
-    nearness,
-    over_levels,
     row_of,
     some_of,
     total_of,
@@ -48,63 +47,46 @@ class Prepared:
         )
         self.weights = setting.temporary([*wide, self.chunk], self.element, "weights")
         self.precision = setting.precision(self.element)
-        self.part = Head(key, min(CHANNELS, self.key.tile) if setting.form.pad else self.key.tile)
+        self.part = part_of(self.key, setting.form.pad)
         each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
 
-    def _body(self, view: View, scope: Scope, t0: SSAValue, c: SSAValue) -> None:
-        parts, chunk = self.key.tile // self.part.tile, self.chunk
-        some = some_of(view, scope, self.gates, t0)
-        weights = scope.splat([chunk, chunk], 0.0, "weights")
-        op, body, part, (before,) = loop(scope, 0, parts, 1, [weights], "part")
-        c0 = body.value(body.times(part, self.part.tile, "c0"))
-        close(body, [self._part(view, body, before, t0, c0, some)])
-        rounded = Tiles(scope, self.precision).rounded(op.results[0], self.element)
+    def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
+        start = scope.splat([self.chunk, self.chunk], 0.0, "weights")
+
+        def step(inner: Scope, c0: SSAValue, before: list[SSAValue]) -> list[SSAValue]:
+            return [self._part(view, inner, before[0], t0, c0)]
+
+        (weights,) = over_parts(scope, self.key, self.part, [start], step)
+        rounded = Tiles(scope, self.precision).rounded(weights, self.element)
         view.store_own(scope, rounded, self.weights, t0, scope.value(0))
 
-    def _part(
-        self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue, some: SSAValue
-    ) -> SSAValue:
+    def _part(self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue) -> SSAValue:
         """The weights with some channels more; few at a time, so that registers are left for several programs."""
-        tiles, chunk, gates, place = Tiles(scope, self.precision), self.chunk, self.gates, (t0, c0)
-        shape = [chunk, self.part.tile]
+        tiles, chunk, element = Tiles(scope, self.precision), self.chunk, self.element
         q, k = (view.rows(scope, x, t0, chunk, self.part, c0) for x in (self.q, self.k))
-        own = view.own_rows(scope, gates.sums, t0, chunk, self.part.tile, c0, "own")
-        total = row_of(view, scope, gates.sums, t0, chunk, self.part.tile, c0)
-        inner = tiles.map(shape, lambda t: t.mul(t.take(q, 0, 1), t.exp2(t.take(own, 0, 1))), self.element)
-        view.store_own(scope, cut(view, scope, gates, some, inner, place, False), self.inner, t0, c0)
-        outer = tiles.map(shape, lambda t: t.mul(t.take(k, 0, 1), faded_to_end(t, own, total)), self.element)
-        view.store_own(scope, cut(view, scope, gates, some, outer, place, True), self.outer, t0, c0)
+        pairs = Pairs.load(view, scope, self.gates, t0, c0, (chunk, self.part.tile))
+        view.store_own(scope, pairs.from_start(tiles, q, element), self.inner, t0, c0)
+        view.store_own(scope, pairs.to_end(tiles, k, element), self.outer, t0, c0)
+        same = added_at(tiles, tiles.dot(q, tiles.turned(k)), weights, None)
+        return pairs.weights(tiles, q, k, same, element)
 
-        def step(at: Scope, level: SSAValue, weights: SSAValue) -> SSAValue:
-            inside = Tiles(at, self.precision)
-            near = nearness(view, inside, gates, own, level, t0, c0, some)
-            faded = self._faded(inside, q, k, near, level)
-            return self._added(inside, inside.dot(faded, inside.turned(faded)), weights, level)
 
-        same = self._added(tiles, tiles.dot(q, tiles.turned(k)), weights, None)
-        return over_levels(scope, chunk, same, step)
+def part_of(key: Head, pad: bool) -> Head:
+    """The channels that are done at a time."""
+    return Head(key.size, min(CHANNELS, key.tile) if pad else key.tile)
 
-    def _faded(self, tiles: Tiles, q: SSAValue, k: SSAValue, near: SSAValue, level: SSAValue) -> SSAValue:
-        """Queries of tokens that come second in a pair of blocks, and keys of those that come first, in one tile."""
-        shape, place = tile.shape_of(q), tiles.range(self.chunk)
 
-        def code(t: Terms) -> SSAValue:
-            program = t.program
-            bit = program.add(arith.AndIOp(program.add(arith.ShRSIOp(t.take(place, 0), t.take(level))), t.whole(1)))
-            second = program.add(arith.CmpiOp(bit, t.whole(1), "eq"), "second")
-            return t.mul(t.choose(second, t.take(q, 0, 1), t.take(k, 0, 1)), t.take(near, 0, 1))
-
-        return tiles.map(shape, code, self.element)
-
-    def _added(self, tiles: Tiles, s: SSAValue, weights: SSAValue, level: SSAValue | None) -> SSAValue:
-        """The weights, with `s` added where places differ at a level."""
-        place, shape = tiles.range(self.chunk), [self.chunk, self.chunk]
-
-        def code(t: Terms) -> SSAValue:
-            inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)
-            return t.add(t.take(weights, 0, 1), t.where(inside, t.take(s, 0, 1)))
-
-        return tiles.map(shape, code)
+def over_parts(
+    scope: Scope,
+    key: Head,
+    part: Head,
+    start: Sequence[SSAValue],
+    step: Callable[[Scope, SSAValue, list[SSAValue]], Sequence[SSAValue]],
+) -> list[SSAValue]:
+    """What `step` (scope, first channel, values so far) makes of `start`, part by part."""
+    op, body, number, before = loop(scope, 0, key.tile // part.tile, 1, start, "part")
+    close(body, step(body, body.value(body.times(number, part.tile, "c0")), before))
+    return list(op.results)
 
 
 class RowsChunk(Chunk):
@@ -131,7 +113,7 @@ class RowsChunk(Chunk):
         if self.outputs is not None:
             self.q = self.view.own_rows(self.scope, reads, self.t0, size, key, zero, "q_tile")
         self.k = self.view.own_rows(self.scope, writes, self.t0, size, key, zero, "k_tile")
-        self.v = self.view.rows(self.scope, self.walk.v, self.t0, size, sweep.value, sweep.v0)
+        self.v = self._values_written()
         some = some_of(self.view, self.scope, gates, self.t0)
         total = row_of(self.view, self.scope, gates.sums, self.t0, size, key, zero)
         self.total = total_of(self.view, self.scope, gates, some, total, self.t0, size, zero)

@@ -43,42 +43,52 @@ class Solved:
         self.element, self.chunk = tile.element_of(v), setting.form.chunk
         self.precision = setting.precision(self.element)
         leading: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
-        self.columns = columns = state.splits * state.value.tile
-        self.reads = setting.temporary([*leading, state.key.tile], self.element, "reads")
-        self.fixed = setting.temporary([*leading, columns], self.element, "fixed")
-        self.inverse = setting.temporary([*leading, self.chunk], self.element, "inverse") if keep else None
+        self.columns = state.splits * state.value.tile
+        self._allocate(leading, keep)
         each_chunk(setting, sizes, "solve", 4, [k, v], self._body)
 
+    def _allocate(self, leading: list[Index], keep: bool) -> None:
+        temporary = self.setting.temporary
+        self.reads = temporary([*leading, self.state.key.tile], self.element, "reads")
+        self.fixed = temporary([*leading, self.columns], self.element, "fixed")
+        self.inverse = temporary([*leading, self.chunk], self.element, "inverse") if keep else None
+
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
-        state, tiles, zero, chunk = self.state, Tiles(scope, self.precision), scope.value(0), self.chunk
-        k = view.rows(scope, self.k, t0, chunk, state.key, zero)
+        tiles, zero, chunk = Tiles(scope, self.precision), scope.value(0), self.chunk
         assert self.rows.weight is not None
-        fade = Fade.load(view, scope, self.rows, t0, chunk)
+        self._open(view, scope, t0)
         beta = view.own_vector(scope, self.rows.weight, t0, chunk, "beta")
-        inverse = self._inverse(scope, self._system(tiles, k, fade, beta))
+        inverse = self._inverse(scope, self._system(tiles, beta))
         if self.inverse is not None:
             view.store_own(scope, tiles.rounded(inverse, self.element), self.inverse, t0, zero)
-
-        def factor(t: Terms, decayed: bool) -> SSAValue:
-            scaled = t.mul(t.take(inverse, 0, 1), t.take(beta, 1))
-            return scaled if fade is None or not decayed else t.mul(scaled, fade.from_start(t, 1))
-
-        on_keys, on_values = (
-            tiles.map([chunk, chunk], lambda t, d=decayed: factor(t, d), self.element) for decayed in (True, False)
-        )
-        view.store_own(scope, tiles.rounded(tiles.dot(on_keys, k), self.element), self.reads, t0, zero)
-        values = self._values()
+        scaled = tiles.map([chunk, chunk], lambda t: t.mul(t.take(inverse, 0, 1), t.take(beta, 1)))
+        self._read(tiles, scaled)
+        on_values, values = tiles.rounded(scaled, self.element), self._values()
         for v0 in (scope.value(start) for start in range(0, self.columns, values.tile)):
             v = view.rows(scope, self.v, t0, chunk, values, v0)
             view.store_own(scope, tiles.rounded(tiles.dot(on_values, v), self.element), self.fixed, t0, v0)
+
+    def _open(self, view: View, scope: Scope, t0: SSAValue) -> None:
+        self.view, self.t0 = view, t0
+        self.keys = view.rows(scope, self.k, t0, self.chunk, self.state.key, scope.value(0))
+        self.fade = Fade.load(view, scope, self.rows, t0, self.chunk)
+
+    def _read(self, tiles: Tiles, scaled: SSAValue) -> None:
+        """Writes `reads`; `scaled` is T beta."""
+        fade, on_keys = self.fade, scaled
+        if fade is not None:
+            on_keys = tiles.map([self.chunk, self.chunk], lambda t: t.mul(t.take(scaled, 0, 1), fade.from_start(t, 1)))
+        reads = tiles.dot(tiles.rounded(on_keys, self.element), self.keys)
+        self.view.store_own(tiles.scope, tiles.rounded(reads, self.element), self.reads, self.t0, tiles.scope.value(0))
 
     def _values(self) -> Head:
         """Value channels at a time: as many as a product of matrices is good with, whatever sweeps take."""
         tile_, wide = self.state.value.tile, COLUMNS
         return Head(self.state.value.size, wide if tile_ < wide and self.columns % wide == 0 else tile_)
 
-    def _system(self, tiles: Tiles, k: SSAValue, fade: Fade | None, beta: SSAValue) -> SSAValue:
+    def _system(self, tiles: Tiles, beta: SSAValue) -> SSAValue:
         """L."""
+        k, fade = self.keys, self.fade
         products, place = tiles.dot(k, tiles.turned(k)), tiles.range(self.chunk)
 
         def code(t: Terms) -> SSAValue:
@@ -139,8 +149,21 @@ def parted(tiles: Tiles, fade: Fade | None, products: SSAValue) -> SSAValue:
     return products if fade is None else fade.parted(tiles.scope, products)
 
 
-class DeltaChunk(Chunk):
+class Written(Chunk):
     """A chunk whose values are what the delta rule writes."""
+
+    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
+        self.before = inside[0]
+        return super().run(inside)
+
+    def _values_written(self) -> SSAValue:
+        sweep = self.sweep
+        assert sweep.solved is not None
+        return written(sweep, self.view, self.scope, sweep.solved, self.t0, self.before)
+
+
+class DeltaChunk(Written):
+    """The same where the state decays as a whole, or not at all."""
 
     turns: ClassVar[bool] = False
 
@@ -150,16 +173,6 @@ class DeltaChunk(Chunk):
         rows = rows_of(setting, sweep.sizes, walk.decay, walk.weight)
         sweep.solved = Solved(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows)
         return Rows(rows.sums, None, rows.resets)
-
-    def run(self, inside: list[SSAValue]) -> list[SSAValue]:
-        self.before = inside[0]
-        return super().run(inside)
-
-    def _operands(self) -> None:
-        sweep, view, scope, size = self.sweep, self.view, self.scope, self.size
-        assert sweep.solved is not None
-        self.k = view.rows(scope, sweep.walk.k, self.t0, size, sweep.key, scope.value(0))
-        self.v = written(self.sweep, self.view, scope, sweep.solved, self.t0, self.before)
 
 
 def written(sweep: Sweep, view: View, scope: Scope, solved: Solved, t0: SSAValue, state: SSAValue) -> SSAValue:

@@ -18,6 +18,7 @@ from attn_engine.passes.lowering.recurrence.channels import ColumnsChunk, RowsCh
 from attn_engine.passes.lowering.recurrence.chunks import slots_of
 from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.delta_adjoint import DeltaAdjoint
+from attn_engine.passes.lowering.recurrence.delta_channels import DeltaRowsChunk
 from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.mods import Mod
@@ -92,13 +93,11 @@ class FunctionLowering:
             self.setting.mods[operand] = Mod(region.block, captures)
         form = self._form(op)
         side_by_side = form.pieces > 1 and not form.chained
-        wide_delta = op.beta is not None and op.decay is not None and rank_of(op.decay) == 4
         if stepwise:
             o, final = self._results(op)
             TokenSteps(self.setting, op, o, final).run()
-        elif wide_delta or (op.beta is not None and side_by_side):
-            what = "the delta rule" + (" with a decay per channel" if wide_delta else " in pieces")
-            raise RecurrenceFormError(what, "chunked", "chunk=1 goes token by token")
+        elif op.beta is not None and side_by_side:
+            raise RecurrenceFormError("the delta rule in pieces", "chunked", "chunk=1 goes token by token")
         else:
             self._run(op, dot=None, reverse=False, rows=None)
 
@@ -206,8 +205,9 @@ class FunctionLowering:
 
 def _chunk_of(op: attn.RecurrenceOp | attn.SweepOp) -> type[Chunk]:
     """How a sweep does a chunk: by where its decays are."""
-    if isinstance(op, attn.RecurrenceOp) and op.beta is not None:
-        return DeltaChunk
+    delta = isinstance(op, attn.RecurrenceOp) and op.beta is not None
     if op.decay is None or rank_of(op.decay) == 3:
-        return Chunk
+        return DeltaChunk if delta else Chunk
+    if delta:
+        return DeltaRowsChunk
     return ColumnsChunk if isinstance(op, attn.SweepOp) and op.columns is not None else RowsChunk

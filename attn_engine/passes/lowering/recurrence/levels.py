@@ -12,12 +12,12 @@ factors that are at most 1: one product of matrices for each l, and one for i = 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import TensorType, f32
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.errors import RecurrenceFormError
@@ -145,9 +145,98 @@ def over_levels(
     scope: Scope, chunk: int, start: SSAValue, step: Callable[[Scope, SSAValue, SSAValue], SSAValue], first: int = 0
 ) -> SSAValue:
     """What `step` (scope, level, value so far) makes of `start`, level by level."""
-    op, inner, level, (value,) = loop(scope, first, chunk.bit_length() - 1, 1, [start], "level")
-    close(inner, [step(inner, level, value)])
-    return op.results[0]
+    return all_over_levels(scope, chunk, [start], lambda inner, level, values: [step(inner, level, values[0])], first)[
+        0
+    ]
+
+
+def all_over_levels(
+    scope: Scope,
+    chunk: int,
+    start: Sequence[SSAValue],
+    step: Callable[[Scope, SSAValue, list[SSAValue]], list[SSAValue]],
+    first: int = 0,
+) -> list[SSAValue]:
+    """The same of several values."""
+    op, inner, level, values = loop(scope, first, chunk.bit_length() - 1, 1, list(start), "level")
+    close(inner, step(inner, level, values))
+    return list(op.results)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What tokens of a chunk are to each other in some of the channels, from the token `t0` and the channel `c0` on."""
+
+    view: View
+    gates: Gates
+    some: SSAValue
+    t0: SSAValue
+    c0: SSAValue
+    own: SSAValue
+    """The tile [C, channels] of sums of log decays."""
+
+    @staticmethod
+    def load(view: View, scope: Scope, gates: Gates, t0: SSAValue, c0: SSAValue, shape: tuple[int, int]) -> Pairs:
+        own = view.own_rows(scope, gates.sums, t0, *shape, c0, "own")
+        return Pairs(view, gates, some_of(view, scope, gates, t0), t0, c0, own)
+
+    def near(self, tiles: Tiles, level: SSAValue) -> SSAValue:
+        return nearness(self.view, tiles, self.gates, self.own, level, self.t0, self.c0, self.some)
+
+    def from_start(self, tiles: Tiles, x: SSAValue, element: Attribute = f32) -> SSAValue:
+        """A tile [C, channels] times the decay from the start of the chunk to each token."""
+        shape = tile.shape_of(self.own)
+        faded = tiles.map(shape, lambda t: t.mul(t.take(x, 0, 1), t.exp2(t.take(self.own, 0, 1))), element)
+        return self._cut(tiles, faded, False)
+
+    def to_end(self, tiles: Tiles, x: SSAValue, element: Attribute = f32) -> SSAValue:
+        """The same with the decay from each token to the end."""
+        chunk, channels = shape = tile.shape_of(self.own)
+        total = row_of(self.view, tiles.scope, self.gates.sums, self.t0, chunk, channels, self.c0)
+        faded = tiles.map(shape, lambda t: t.mul(t.take(x, 0, 1), faded_to_end(t, self.own, total)), element)
+        return self._cut(tiles, faded, True)
+
+    def _cut(self, tiles: Tiles, values: SSAValue, to_end: bool) -> SSAValue:
+        return cut(self.view, tiles.scope, self.gates, self.some, values, (self.t0, self.c0), to_end)
+
+    def weights(self, tiles: Tiles, q: SSAValue, k: SSAValue, weights: SSAValue, element: Attribute) -> SSAValue:
+        """The weights below the diagonal with these channels more; with k as q, keys weigh each other."""
+
+        def step(inner: Scope, level: SSAValue, before: SSAValue) -> SSAValue:
+            inside = Tiles(inner, tiles.precision)
+            faded = met(inside, q, k, self.near(inside, level), level, element)
+            return added_at(inside, inside.dot(faded, inside.turned(faded)), before, level)
+
+        return over_levels(tiles.scope, tile.shape_of(self.own)[0], weights, step)
+
+
+def met(tiles: Tiles, q: SSAValue, k: SSAValue, near: SSAValue, level: SSAValue, element: Attribute) -> SSAValue:
+    """Queries of tokens that come second in a pair of blocks, and keys of those that come first, in one tile."""
+    (chunk, channels), place = tile.shape_of(q), tiles.range(tile.shape_of(q)[0])
+
+    def code(t: Terms) -> SSAValue:
+        value = t.take(k, 0, 1) if q is k else t.choose(second_at(t, place, level), t.take(q, 0, 1), t.take(k, 0, 1))
+        return t.mul(value, t.take(near, 0, 1))
+
+    return tiles.map([chunk, channels], code, element)
+
+
+def second_at(t: Terms, place: SSAValue, level: SSAValue) -> SSAValue:
+    """Whether a token is in the second block of a pair of a level."""
+    shifted = t.program.add(arith.ShRSIOp(t.take(place, 0), t.take(level)))
+    bit = t.program.add(arith.AndIOp(shifted, t.whole(1)))
+    return t.program.add(arith.CmpiOp(bit, t.whole(1), "eq"), "second")
+
+
+def added_at(tiles: Tiles, s: SSAValue, weights: SSAValue, level: SSAValue | None) -> SSAValue:
+    """The weights [C, C], with `s` added where places differ at a level."""
+    (chunk, _), place = tile.shape_of(s), tiles.range(tile.shape_of(s)[0])
+
+    def code(t: Terms) -> SSAValue:
+        inside = differ_at(t, t.take(place, 0), t.take(place, 1), level)
+        return t.add(t.take(weights, 0, 1), t.where(inside, t.take(s, 0, 1)))
+
+    return tiles.map([chunk, chunk], code)
 
 
 def faded_to_end(t: Terms, own: SSAValue, total: SSAValue) -> SSAValue:

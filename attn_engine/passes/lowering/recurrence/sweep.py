@@ -234,7 +234,12 @@ class Chunk:
         """The tiles of keys and values."""
         sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
         self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, scope.value(0))
-        self.v = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
+        self.v = self._values_written()
+
+    def _values_written(self) -> SSAValue:
+        """What is written beside keys, a tile [C, columns]."""
+        sweep = self.sweep
+        return self.view.rows(self.scope, self.walk.v, self.t0, self.size, sweep.value, sweep.v0)
 
     def _fades(self) -> None:
         """What decays by as a whole, and `total`, the log decay of the chunk."""
