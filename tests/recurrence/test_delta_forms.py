@@ -74,7 +74,9 @@ def test_keys_that_are_alike():
     forward(x, given, Schedule(chunk=64, pad=False), "")
 
 
-@pytest.mark.parametrize(("decay", "schedule"), [("", FORMS[0]), *(("token", form) for form in FORMS)])
+@pytest.mark.parametrize(
+    ("decay", "schedule"), [("", FORMS[0]), *((decay, form) for decay in ("token", "channel") for form in FORMS)]
+)
 def test_backward(decay, schedule):
     x, given = made(37, decay)
     want = {n: t.double().requires_grad_() for n, t in x.items()}

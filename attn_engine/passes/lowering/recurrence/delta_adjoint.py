@@ -19,16 +19,20 @@ where E_ij = exp(G_i - G_j), first what is written and then what is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.recurrence.channels import RowsChunk
 from attn_engine.passes.lowering.recurrence.chunks import slot_of, slots_of
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
 from attn_engine.passes.lowering.recurrence.delta import Results
-from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, faded, parted, written
+from attn_engine.passes.lowering.recurrence.delta_channel_tokens import ChannelTokenGradients, WrittenByChannel
+from attn_engine.passes.lowering.recurrence.delta_channels import solved_by_channel
+from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, Written, faded, parted
 from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients
-from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
@@ -53,7 +57,9 @@ class DeltaAdjoint:
 
     def run(self) -> None:
         op, results = self.op, self.results
-        forward = Sweep(self.setting, self._walk(op.q, op.k, op.v, op.initial, False, None), KeepStates, self.form)
+        wide = op.decay is not None and rank_of(op.decay) == 4
+        chunks = (KeepRowStates, KeepRowGradients) if wide else (KeepStates, KeepGradients)
+        forward = Sweep(self.setting, self._walk(op.q, op.k, op.v, op.initial, False, None), chunks[0], self.form)
         sizes, state = forward.sizes, forward.state
         assert forward.solved is not None
         forward.kept = kept = self._kept(sizes, state.key.tile, state.splits * state.value.tile, forward.element)
@@ -61,12 +67,21 @@ class DeltaAdjoint:
         back = replace(
             self._walk(op.k, op.q, op.d_o, op.d_final, True, results.d_initial), name=f"{self.setting.plan.name}_back"
         )
-        backward = Sweep(self.setting, back, KeepGradients, self.form)
+        backward = Sweep(self.setting, back, chunks[1], self.form)
         backward.rows_read, backward.solved, backward.kept = forward.rows_read, forward.solved, kept
+        backward.gates, backward.prepared = forward.gates, forward.prepared
         backward.run(None)
-        written_ = WrittenGradients(self.setting, op, results, forward, kept)
+        self._tokens(forward, kept, wide)
+
+    def _tokens(self, forward: Sweep, kept: Kept, wide: bool) -> None:
+        """All chunks side by side."""
+        given = self.setting, self.op, self.results, forward, kept
+        written_ = WrittenByChannel(*given) if wide else WrittenGradients(*given)
         written_.run()
-        TokenGradients(self.setting, op, results, forward, kept, written_.made).run()
+        if isinstance(written_, WrittenByChannel):
+            ChannelTokenGradients(*given).run_after(written_)
+        else:
+            TokenGradients(*given, written_.made).run()
 
     def _walk(
         self, q: SSAValue, k: SSAValue, v: SSAValue, initial: SSAValue | None, reverse: bool, final: SSAValue | None
@@ -87,10 +102,25 @@ class DeltaAdjoint:
         return Kept(u, d_u, before, after)
 
 
-class KeepStates(Chunk):
-    """A chunk of the sweep that keeps S and U."""
+class Keeping(Chunk):
+    """A chunk of a sweep that keeps the states before its chunks, as it goes."""
 
-    turns = False
+    turns: ClassVar[bool] = False
+
+    def _start(self) -> None:
+        self.total = self.weight = None
+        self._operands()
+        self._fades()
+
+    def _keep(self, state: SSAValue, target: SSAValue) -> None:
+        sweep, view, scope = self.sweep, self.view, self.scope
+        rounded = Tiles(scope, sweep.precision).rounded(state, sweep.element)
+        index = [view.b, view.h, slot_of(view, scope, self.t0, self.size), scope.value(0), sweep.v0]
+        view.store_block(scope, rounded, target, index, dict[int, SSAValue])
+
+
+class KeepStates(Keeping, Written):
+    """A chunk of the sweep that keeps S and U."""
 
     @classmethod
     def prepare(cls, sweep: Sweep) -> Rows:
@@ -100,21 +130,12 @@ class KeepStates(Chunk):
         return rows
 
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
-        sweep, view, scope, size = self.sweep, self.view, self.scope, self.size
-        assert sweep.solved is not None and sweep.kept is not None
-        self.total = self.weight = None
-        self._fades()
-        self.k = view.rows(scope, sweep.walk.k, self.t0, size, sweep.key, scope.value(0))
-        self.v = written(sweep, view, scope, sweep.solved, self.t0, inside[0])
-        view.store_own(scope, self.v, sweep.kept.u, self.t0, sweep.v0)
+        sweep, self.before = self.sweep, inside[0]
+        assert sweep.kept is not None
+        self._start()
+        self.view.store_own(self.scope, self.v, sweep.kept.u, self.t0, sweep.v0)
         self._keep(inside[0], sweep.kept.before)
         return [self._next(inside[0])]
-
-    def _keep(self, state: SSAValue, target: SSAValue) -> None:
-        sweep, view, scope = self.sweep, self.view, self.scope
-        rounded = Tiles(scope, sweep.precision).rounded(state, sweep.element)
-        index = [view.b, view.h, slot_of(view, scope, self.t0, self.size), scope.value(0), sweep.v0]
-        view.store_block(scope, rounded, target, index, dict[int, SSAValue])
 
     def _next(self, state: SSAValue) -> SSAValue:
         """Unlike other sweeps this one has no scale."""
@@ -127,7 +148,7 @@ class KeepStates(Chunk):
         return tiles.dot(tiles.turned(self.k), added, self._kept(state), "state")
 
 
-class KeepGradients(KeepStates):
+class KeepGradients(Keeping):
     """A chunk of the sweep backwards: q is k there, k is q, and v is dO."""
 
     @classmethod
@@ -135,39 +156,65 @@ class KeepGradients(KeepStates):
         """All is there already."""
         return Rows(None, None)
 
+    def _operands(self) -> None:
+        super()._operands()
+        self.q = self.view.rows(self.scope, self.walk.q, self.t0, self.size, self.sweep.key, self.scope.value(0))
+
     def run(self, inside: list[SSAValue]) -> list[SSAValue]:
-        sweep, view, scope, size, zero = self.sweep, self.view, self.scope, self.size, self.scope.value(0)
+        sweep, view, scope, zero = self.sweep, self.view, self.scope, self.scope.value(0)
         assert sweep.solved is not None and sweep.kept is not None
-        tiles, walk, state = Tiles(scope, sweep.precision), sweep.walk, inside[0]
-        self.total = self.weight = None
-        self._fades()
-        k, q = (view.rows(scope, x, self.t0, size, sweep.key, zero) for x in (walk.q, walk.k))
-        d_o = view.rows(scope, walk.v, self.t0, size, sweep.value, sweep.v0)
+        tiles, state = Tiles(scope, sweep.precision), inside[0]
+        self._start()
         self._keep(state, sweep.kept.after)
-        d_u = self._gradient_of_written(tiles, k, q, d_o, state)
+        d_u = self._gradient_of_written(tiles, state)
         view.store_own(scope, d_u, sweep.kept.d_u, self.t0, sweep.v0)
-        reads = view.own_rows(scope, sweep.solved.reads, self.t0, size, sweep.key.tile, zero, "reads")
-        read = tiles.map(self._values(), lambda t: self._read(t, d_o), sweep.element)
-        state = tiles.dot(tiles.turned(q), read, self._kept(state), "state")
+        reads = view.own_rows(scope, sweep.solved.reads, self.t0, self.size, sweep.key.tile, zero, "reads")
+        read = tiles.map(self._values(), self._read, sweep.element)
+        state = tiles.dot(tiles.turned(self.k), read, self._kept(state), "state")
         lost = tiles.map(self._values(), lambda t: t.sub(t.real(0.0), t.take(d_u, 0, 1)), sweep.element)
         return [tiles.dot(tiles.turned(reads), lost, state, "state")]
 
-    def _read(self, t: Terms, d_o: SSAValue) -> SSAValue:
+    def _read(self, t: Terms) -> SSAValue:
         """dO as the state before the chunk sees it."""
-        value = t.mul(t.take(d_o, 0, 1), t.take(self._scale()))
+        value = t.mul(t.take(self.v, 0, 1), t.take(self._scale()))
         return value if self.fade is None else t.mul(value, self._decayed(t, False))
 
-    def _gradient_of_written(self, tiles: Tiles, k: SSAValue, q: SSAValue, d_o: SSAValue, state: SSAValue) -> SSAValue:
-        size, place, element = self.size, tiles.range(self.size), self.sweep.element
-        products = tiles.dot(k, tiles.turned(q), hint="p")
+    def _gradient_of_written(self, tiles: Tiles, state: SSAValue) -> SSAValue:
+        d_u = tiles.dot(self.q, tiles.rounded(state, self.sweep.element), hint="d_u")
+        if self.fade is not None:
+            seen = d_u
+            d_u = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, True)))
+        return tiles.rounded(tiles.dot(self._seen(tiles), self.v, d_u, "d_u"), self.sweep.element)
+
+    def _seen(self, tiles: Tiles) -> SSAValue:
+        """P, turned."""
+        size, place = self.size, tiles.range(self.size)
+        products = tiles.dot(self.q, tiles.turned(self.k), hint="p")
 
         def weights(t: Terms) -> SSAValue:
             value = t.mul(faded(t, self.fade, t.take(products, 0, 1), turned=True), t.take(self._scale()))
             return t.where(t.not_before(t.take(place, 1), t.take(place, 0)), value)
 
-        d_u = tiles.dot(k, tiles.rounded(state, element), hint="d_u")
-        if self.fade is not None:
-            seen = d_u
-            d_u = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, True)))
-        d_u = tiles.dot(parted(tiles, self.fade, tiles.map([size, size], weights, element)), d_o, d_u, "d_u")
-        return tiles.rounded(d_u, element)
+        return parted(tiles, self.fade, tiles.map([size, size], weights, self.sweep.element))
+
+
+class KeepRowStates(KeepStates, RowsChunk):
+    """The same where each row of the state has its decay: keys are ready for the end of the chunk."""
+
+    @classmethod
+    def prepare(cls, sweep: Sweep) -> Rows:
+        return solved_by_channel(sweep, keep=True)
+
+
+class KeepRowGradients(KeepGradients, RowsChunk):
+    """The same backwards."""
+
+    def _operands(self) -> None:
+        RowsChunk._operands(self)
+
+    def _seen(self, tiles: Tiles) -> SSAValue:
+        prepared, size = self.sweep.prepared, self.size
+        assert prepared is not None
+        made = self.view.own_rows(self.scope, prepared.weights, self.t0, size, size, self.scope.value(0), "weights")
+        scaled = tiles.map([size, size], lambda t: t.mul(t.take(made, 0, 1), t.take(self._scale())), self.sweep.element)
+        return tiles.turned(scaled)

@@ -77,13 +77,19 @@ class SolvedByChannel(Solved):
         over_parts(tiles.scope, self.state.key, self.part, [], step)
 
 
+def solved_by_channel(sweep: Sweep, keep: bool = False) -> Rows:
+    """Adds the kernels before a sweep of the delta rule; what it reads of each token."""
+    walk, setting = sweep.walk, sweep.setting
+    rows = RowsChunk.prepare(sweep)
+    assert sweep.gates is not None
+    sweep.solved = SolvedByChannel(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows, sweep.gates, keep)
+    return rows
+
+
 class DeltaRowsChunk(Written, RowsChunk):
     """A chunk whose values are what the delta rule writes, and whose state decays row by row."""
 
     @classmethod
     def prepare(cls, sweep: Sweep) -> Rows:
-        walk, setting = sweep.walk, sweep.setting
-        rows = super().prepare(sweep)
-        assert sweep.gates is not None
-        sweep.solved = SolvedByChannel(setting, sweep.sizes, sweep.state, walk.k, walk.v, rows, sweep.gates)
+        solved_by_channel(sweep)
         return Rows(None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -38,9 +39,13 @@ class Gradients:
     def open(self, view: View, scope: Scope, t0: SSAValue) -> Tiles:
         tiles = Tiles(scope, self.precision)
         self.view, self.t0, self.place = view, t0, tiles.range(self.chunk)
-        self.k = view.rows(scope, self.op.k, t0, self.chunk, self.key, scope.value(0))
+        self.k = self._keys(scope)
         self.fade = Fade.load(view, scope, self.rows, t0, self.chunk)
         return tiles
+
+    def _keys(self, scope: Scope) -> SSAValue:
+        """Keys of the chunk as the state before it meets them, but for a decay of all channels alike."""
+        return self.view.rows(scope, self.op.k, self.t0, self.chunk, self.key, scope.value(0))
 
     def strengths(self, scope: Scope) -> SSAValue:
         assert self.rows.weight is not None
@@ -74,8 +79,11 @@ class WrittenGradients(Gradients):
     def run(self) -> None:
         setting, sizes, op = self.setting, self.sweep.sizes, self.op
         leading: list[Index] = [sizes.batch, sizes.heads, setting.whole(sizes)]
-        self.made = setting.temporary([*leading, self.chunk], self.element, "below")
-        each_chunk(setting, sizes, "written", 4, [op.k, op.v], self._body)
+        self._allocate(leading)
+        each_chunk(setting, sizes, "written", 4, [op.k, op.v, op.d_o], self._body)
+
+    def _allocate(self, leading: list[Index]) -> None:
+        self.made = self.setting.temporary([*leading, self.chunk], self.element, "below")
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
         tiles, chunk, zero = self.open(view, scope, t0), self.chunk, scope.value(0)
@@ -83,21 +91,41 @@ class WrittenGradients(Gradients):
         assert solved is not None and solved.inverse is not None
         self.beta = self.strengths(scope)
         self.inverse = tiles.turned(self.own(scope, solved.inverse, chunk, zero, "inverse"))
-        products = tiles.dot(self.k, tiles.turned(self.k), hint="kk")
-        system = tiles.map(square, lambda t: self.below(t, t.take(products, 0, 1)), self.element)
-        self.system = parted(tiles, self.fade, system)
-        start = [scope.splat(square, 0.0, "sum"), scope.splat([chunk], 0.0, "sum")]
+        self.system = self._system(tiles)
+        start = [scope.splat(square, 0.0, "sum"), scope.splat([chunk], 0.0, "sum"), *self._more(scope)]
         op, body, part, sums = loop(scope, 0, self.sweep.state.splits, 1, start, "part")
         close(body, self._part(body, body.value(body.times(part, self.value.tile, "v0")), sums))
-        d_system, d_beta = op.results
+        d_system, d_beta, *more = op.results
 
         def made(t: Terms) -> SSAValue:
             lost = t.sub(t.real(0.0), t.take(d_system, 0, 1))
             return t.mul(self.below(t, lost), t.take(self.beta, 0))
 
         below = parted(tiles, self.fade, tiles.map(square, made, self.element))
-        view.store_own(scope, below, self.made, t0, zero)
+        view.store_own(scope, self._stored(tiles, below), self.made, t0, zero)
         self.store(scope, d_beta, self.results.d_beta)
+        self._store_more(tiles, more)
+
+    def _system(self, tiles: Tiles) -> SSAValue:
+        """The weights of keys for each other below the diagonal."""
+        products = tiles.dot(self.k, tiles.turned(self.k), hint="kk")
+        square = [self.chunk, self.chunk]
+        system = tiles.map(square, lambda t: self.below(t, t.take(products, 0, 1)), self.element)
+        return parted(tiles, self.fade, system)
+
+    def _stored(self, tiles: Tiles, below: SSAValue) -> SSAValue:
+        return below
+
+    def _more(self, scope: Scope) -> list[SSAValue]:
+        """The start of further sums over the value channels."""
+        return []
+
+    def _more_of_part(self, tiles: Tiles, u: SSAValue, v0: SSAValue, sums: list[SSAValue]) -> list[SSAValue]:
+        """These with some value channels more."""
+        return []
+
+    def _store_more(self, tiles: Tiles, sums: Sequence[SSAValue]) -> None:
+        """Writes them."""
 
     def _part(self, scope: Scope, v0: SSAValue, sums: list[SSAValue]) -> list[SSAValue]:
         tiles, view, chunk, columns = Tiles(scope, self.precision), self.view, self.chunk, self.value.tile
@@ -119,6 +147,7 @@ class WrittenGradients(Gradients):
         return [
             tiles.dot(d_r, tiles.turned(u), sums[0]),
             tiles.map([chunk], lambda t: t.add(t.take(sums[1], 0), t.take(d_beta, 0))),
+            *self._more_of_part(tiles, u, v0, sums[2:]),
         ]
 
 

@@ -187,7 +187,7 @@ class FunctionLowering:
             if op.bounds is not None and target is not None:
                 self._clear(target)
         results = Results(*main, *optional)
-        if setting.form.chunk == 1 or (op.decay is not None and rank_of(op.decay) == 4):
+        if setting.form.chunk == 1:
             DeltaBackward(setting, op, results).run()
         else:
             form = self._form(op)

@@ -134,11 +134,16 @@ def differ_at(terms: Terms, row: SSAValue, column: SSAValue, level: SSAValue | N
     program = terms.program
     if level is None:
         return program.add(arith.CmpiOp(row, column, "eq"), "same")
-    bits = program.add(arith.XOrIOp(row, column))
-    shifted = program.add(arith.ShRSIOp(bits, terms.take(level)))
-    highest = program.add(arith.CmpiOp(shifted, terms.whole(1), "eq"))
+    highest = apart_at(terms, row, column, level)
     before = program.add(arith.CmpiOp(row, column, "sgt"))
     return program.add(arith.AndIOp(highest, before), "inside")
+
+
+def apart_at(terms: Terms, row: SSAValue, column: SSAValue, level: SSAValue) -> SSAValue:
+    """Whether `level` is the highest bit in which two places differ, whichever is before the other."""
+    bits = terms.program.add(arith.XOrIOp(row, column))
+    shifted = terms.program.add(arith.ShRSIOp(bits, terms.take(level)))
+    return terms.program.add(arith.CmpiOp(shifted, terms.whole(1), "eq"))
 
 
 def over_levels(
