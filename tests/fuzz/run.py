@@ -25,7 +25,7 @@ from tests.support.engines import ALL
 from tests.support.limits import limited
 
 LONGEST = 60
-"""Seconds that one case may take; more are a finding too."""
+"""Seconds of a processor that one case may take; more are a finding too."""
 EACH = 200
 """So many cases apart, the time is told."""
 LEAST_ACCEPTED = 0.8

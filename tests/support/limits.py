@@ -1,4 +1,4 @@
-"""Limits of time on what a test runs."""
+"""Limits of processor time on what a test runs: a busy machine makes nothing fail."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def limited(seconds: int, what: str) -> Iterator[None]:
-    """A `TimeoutError` where `what` takes longer; of the main thread alone."""
+    """A `TimeoutError` where `what` keeps this process busy for longer; of the main thread alone."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"{what} takes longer than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
