@@ -51,6 +51,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "convert-recurrence-to-tile": _lazy("passes.convert_recurrence_to_tile", "ConvertRecurrenceToTilePass"),  # type: ignore[dict-item]
     "attn-schedule-recurrence": _lazy("passes.attn_schedule_recurrence", "AttnScheduleRecurrencePass"),  # type: ignore[dict-item]
     "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]
+    "tile-join-loops": _lazy("passes.tile_join_loops", "TileJoinLoopsPass"),  # type: ignore[dict-item]
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),  # type: ignore[dict-item]

@@ -14,7 +14,7 @@ from xdsl.traits import IsTerminator, is_side_effect_free
 from attn_engine.dialects import tile
 
 
-def _written(kernel: Operation) -> set[SSAValue]:
+def written_by(kernel: Operation) -> set[SSAValue]:
     """The globals that a kernel writes: a read of one of them stays where it is."""
     writes = (tile.StoreOp, tile.AtomicAddOp, tile.AtomicMaxOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
     return {op.target for op in kernel.walk() if isinstance(op, writes)}
@@ -31,7 +31,8 @@ _CASTS = (arith.ExtSIOp, arith.ExtUIOp, arith.TruncIOp, arith.SIToFPOp, arith.Ex
 """Of integers and floats: upstream says of some of them that they are pure, of others nothing."""
 
 
-def _movable(op: Operation, written: set[SSAValue]) -> bool:
+def movable(op: Operation, written: set[SSAValue]) -> bool:
+    """Whether an op may run earlier, and more often: it computes, or reads globals that the kernel does not write."""
     if isinstance(op, tile.MapOp | tile.LoadOp | tile.GatherOp):
         return not any(source in written for source in _reads(op))
     if isinstance(op, _CASTS):
@@ -53,7 +54,7 @@ def hoist(loop: scf.ForOp, written: set[SSAValue]) -> None:
     """Moves the invariant ops of one loop in front of it, in order."""
     body = loop.body.block
     for op in list(body.ops):
-        if _movable(op, written) and not any(_inside(o, body) for o in op.operands):
+        if movable(op, written) and not any(_inside(o, body) for o in op.operands):
             op.detach()
             parent = loop.parent
             assert parent is not None
@@ -82,6 +83,6 @@ class TileHoistPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for kernel in op.body.block.ops:
             if isinstance(kernel, tile.KernelOp):
-                written = _written(kernel)
+                written = written_by(kernel)
                 for loop in reversed([o for o in kernel.walk() if isinstance(o, scf.ForOp)]):
                     hoist(loop, written)

@@ -81,6 +81,17 @@ def test_softmax_is_scheduled_without_a_spill_in_the_loop(name: str, d: int):
     assert moves(compiled) == 0
 
 
+def first_or_near(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return (q >= kv) & ((kv < 512) | (q - kv < 1024))
+
+
+def test_two_ranges_of_blocks_have_the_code_of_one():
+    """A loop over the masked blocks of both, and the overlapped one over all full blocks."""
+    compiled = assembly(Definition(mask_mod=first_or_near), 128)
+    check(compiled, products=72)
+    assert moves(compiled) == 0 and compiled.spilled_bytes == 0
+
+
 def test_a_row_function_without_states_is_pinned():
     compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
     check(compiled, products=96)
@@ -189,6 +200,13 @@ def check_gradients(compiled: Any, shape: str) -> None:
 def test_dq_is_scheduled_without_a_spill(d: int):
     compiled = gradients(Definition(mask_mod=library.causal), d, "backward_dq")
     assert compiled.products == 2 * (2 * (2 * d // 16 + 4) + 4)
+    assert compiled.spilled_bytes == 0
+    check_gradients(compiled, "H2E?1E0")
+
+
+def test_gradients_of_two_ranges_have_the_code_of_one():
+    compiled = gradients(Definition(mask_mod=first_or_near), 64, "backward_dq")
+    assert compiled.products == 88 - 2 * 2 * 8
     assert compiled.spilled_bytes == 0
     check_gradients(compiled, "H2E?1E0")
 

@@ -40,6 +40,11 @@ def first_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return kv_idx < 8
 
 
+def first_or_near(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Two ranges of blocks, of which the first holds whole ones."""
+    return (q_idx >= kv_idx) & ((kv_idx < 70) | (q_idx - kv_idx < 60))
+
+
 @dataclass(frozen=True)
 class Case:
     definition: Definition
@@ -57,6 +62,7 @@ CASES: dict[str, Case] = {
     "sinks": Case(
         Definition(mask_mod=library.or_masks(library.sliding_window(60), library.and_masks(library.causal, first_keys)))
     ),
+    "first keys or window": Case(Definition(mask_mod=first_or_near)),
     "dead rows": Case(Definition(mask_mod=far)),
     "documents": Case(Definition(mask_mod=library.document(DOCUMENTS))),
     "alibi": Case(Definition(score_mod=library.alibi(SLOPES), mask_mod=library.causal)),
@@ -226,10 +232,13 @@ TABLE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *TABLE_FAULTS])
-def test_a_missing_op_is_found(fault: str):
+PLANTED = [*((fault, "causal") for fault in FAULTS), *((fault, "first keys or window") for fault in FAULTS)]
+
+
+@pytest.mark.parametrize(("fault", "name"), [*PLANTED, *((fault, "table") for fault in TABLE_FAULTS)])
+def test_a_missing_op_is_found(fault: str, name: str):
     """Every handshake that the passes make is needed: without it a schedule deadlocks or races."""
-    name, place = ("causal", -1) if fault in FAULTS else ("table", 1)
+    place = -1 if fault in FAULTS else 1
     start = FAULTS.get(fault) or TABLE_FAULTS[fault]
     lines = str(scheduled(name)).split("\n")
     found = [n for n, line in enumerate(lines) if line.strip().startswith(start)]

@@ -34,12 +34,15 @@ PREPARE = (
     "tile-relax-divide",
     "attn-simplify",
     "tile-fold-scales{plan=forward}",
+    "tile-join-loops",
     "attn-simplify",
 )
-"""Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks; one factor a score."""
+"""Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks; one factor a score;
+two loops for any number of ranges of blocks."""
 
 GRADIENTS = (
     "tile-load-tables{plan=backward}",
+    "tile-join-loops{plan=backward}",
     "tile-stage-maps",
     "tile-fold-scales",
     "tile-start-products",
