@@ -41,9 +41,10 @@ def test_all_gradients(decay, tokens, shared):
         assert_near(f"d_{name}", got[name].grad, want[name].grad)
 
 
+@pytest.mark.parametrize("decay", ["token", "channel"])
 @pytest.mark.parametrize("alone", ["q", "k", "v", "decay", "beta", "initial_state"])
-def test_one_gradient_alone(alone):
-    x = given(40, batch=1)
+def test_one_gradient_alone(alone, decay):
+    x = given(40, decay, batch=1)
     got = {n: t.clone().requires_grad_(n == alone) for n, t in x.items()}
     want = exact(x)
     attn_engine.recurrence(**got, backend="cpu")[0].square().sum().backward()
@@ -90,9 +91,13 @@ def test_gated_delta_rule_by_its_name_trains():
         assert_near(name, got[name].grad.float(), want[name].grad, 2e-2)
 
 
-def test_in_the_triton_interpreter():
-    x = given(35, "token", 1, batch=1, heads=2)
-    request = Request(Kind(torch.float32, 16, 24, "token", beta=True, initial=True), "triton", Schedule(chunk=1))
+@pytest.mark.parametrize(
+    ("decay", "schedule"),
+    [("token", Schedule(chunk=1)), ("channel", Schedule(chunk=16, value_block=16, descriptors=True))],
+)
+def test_in_the_triton_interpreter(decay, schedule):
+    x = given(35, decay, 1, batch=1, heads=2)
+    request = Request(Kind(torch.float32, 16, 24, decay, beta=True, initial=True), "triton", schedule)
     want = exact(x)
     right_o, right_final = reference(**want, scale=0.5)
     d_o, d_final = loss_weights(right_o, right_final)
