@@ -95,6 +95,8 @@ class Backend:
     """Whether it prints `tile.add_diagonals`."""
     fuses: bool = False
     """Whether its kernel of dk and dv may find dq too, as sums in memory in no particular order."""
+    on_host: bool = False
+    """Whether kernels run in the host's own threads: tiles have any size, and blocks are as large as pay for calls there."""
     overlap: Overlap | None = None
     """What it is ranked by where a user names no backend; None if it is taken only by name, or by its device."""
     one_loop: bool = False

@@ -38,7 +38,7 @@ class Decoding(IntEnum):
 
 def fill(target: Target) -> int:
     """How many programs keep a device busy."""
-    if target.backend == "cpu":
+    if get_backend(target.backend).on_host:
         threads = torch.get_num_threads()
         return PROGRAMS_PER_THREAD * threads if threads > 1 else 1
     return PROGRAMS_PER_MULTIPROCESSOR * arch_for(target).multiprocessors
@@ -55,7 +55,7 @@ def adapted(schedule: Schedule, known: Decoding, target: Target, module: ModuleO
     """A schedule with the forward pass for few queries."""
     if known is Decoding.NO:
         return schedule
-    forward = CPU_BLOCK if target.backend == "cpu" else _fitting(schedule.forward, target, module)
+    forward = CPU_BLOCK if get_backend(target.backend).on_host else _fitting(schedule.forward, target, module)
     return replace(schedule, forward=forward, programs=fill(target) if known is Decoding.PARTS else 0)
 
 

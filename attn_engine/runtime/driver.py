@@ -137,7 +137,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
         raise NondeterministicError(backend.name)
     facts = request.facts
-    flags = {"pad": backend.name != "cpu", "positive_scale": facts.positive_scale, "covered": facts.covered}
+    flags = {"pad": not backend.on_host, "positive_scale": facts.positive_scale, "covered": facts.covered}
     flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
     flags["whole"] = backend.knows_whole and request.schedule.divides(facts.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors

@@ -155,7 +155,7 @@ def default_schedule(
 
     `blocks` says that all tensors lie as descriptors want them (see `in_blocks`).
     """
-    if target.backend == "cpu":
+    if get_backend(target.backend).on_host:
         return Schedule(chunk=1 if stepwise else 64, pad=False), None
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
     if stepwise:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from attn_engine.backends.backend import get_backend
 from attn_engine.ir.schedule import padded
 from attn_engine.passes.attn_schedule_recurrence import LARGEST_KEY, WARPGROUP_ROWS
 from attn_engine.runtime.devices import Target
@@ -71,7 +72,7 @@ def _changed(request: Request, change: Change) -> Request:
 def search(start: Request, measure: Callable[[Request], float]) -> Request:
     """The fastest request, option after option; what cannot be built is passed over."""
     best, best_time = start, measure(start)
-    for step in CPU_STEPS if start.backend == "cpu" else STEPS:
+    for step in CPU_STEPS if get_backend(start.backend).on_host else STEPS:
         for candidate in [_changed(best, change) for change in step]:
             if (candidate.schedule == best.schedule and candidate.place == best.place) or not _allowed(
                 start, candidate

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
 from attn_engine.arch import ARCHES, Arch, get_arch
+from attn_engine.backends.backend import Level, get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.ir import schedule_table
 from attn_engine.ir.async_schedule import AsyncSchedule
@@ -33,7 +34,7 @@ _ENDS = 4
 """Positions that say where one range of keys is visible, and where whole blocks of it are."""
 
 
-def convert_spec(schedule: Schedule, flags: Mapping[str, bool], channels: int = 0) -> str:
+def convert_spec(schedule: Schedule, flags: Mapping[str, int], channels: int = 0) -> str:
     """`convert-attn-to-tile{...}` with a schedule; `channels` is what tiles round head dims up to, 0 a power of two."""
     options = [schedule.pass_options(), *(f"{name}={str(value).lower()}" for name, value in flags.items())]
     options += [f"channels={channels}"] if channels else []
@@ -47,12 +48,12 @@ def arch_for(target: Target) -> Arch:
 
 def default_schedule(target: Target, module: ModuleOp, tf32: bool = False, length: Length = Length.LONG) -> Schedule:
     """A schedule for the attention in a module that the target's device can hold."""
-    if target.backend == "cpu":
+    if get_backend(target.backend).on_host:
         return CPU_SHORT if length is Length.SHORT else CPU
     arch = arch_for(target)
     heads = heads_of(module)
     schedule = schedule_table.default_schedule(arch, heads, tf32, target.backend)
-    if target.backend == "gluon":
+    if get_backend(target.backend).level is Level.ASYNC:
         return replace(schedule, forward=_async_forwards(module)[0])
     return schedule
 
@@ -62,7 +63,7 @@ def candidate_schedules(
 ) -> tuple[Schedule, ...]:
     """Schedules to try in order; only an assembler can say of some whether they run as they mean."""
     default = default_schedule(target, module, tf32, length)
-    if target.backend != "gluon":
+    if get_backend(target.backend).level is not Level.ASYNC:
         return (default,)
     return tuple(replace(default, forward=forward) for forward in _async_forwards(module))
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 
 from attn_engine.arch import ARCHES
+from attn_engine.backends.backend import get_backend
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import Heads, KernelSchedule, Kind, Schedule
 from attn_engine.runtime.devices import Target
@@ -86,7 +87,7 @@ def search(default: Schedule, target: Target, heads: Heads, measure: Measure) ->
 
 def candidates(start: KernelSchedule, kind: Kind, target: Target, heads: Heads) -> Iterator[KernelSchedule]:
     """A handful of schedules of one kernel that the device can hold, other than `start`."""
-    if target.backend == "cpu":
+    if get_backend(target.backend).on_host:
         yield from (replace(start, block_m=m, block_n=n) for m, n in _CPU_BLOCKS)
         return
     m, n, warps, stages = start

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 import attn_engine
+from attn_engine.backends.backend import BACKENDS, get_backend
 from attn_engine.errors import KernelOptionError
 from attn_engine.frontend.build import build
 from attn_engine.frontend.checks import Sizes
 from attn_engine.frontend.definition import Definition
+from attn_engine.runtime import driver
 from attn_engine.runtime.decoding import Decoding, adapted, decoding
 from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import Request
 from attn_engine.runtime.schedules import default_schedule
 from tests.support.compare import check, qkv, randn
 
@@ -74,3 +78,16 @@ def test_the_option_of_flex_attention():
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     with pytest.raises(KernelOptionError, match="SPLIT_KV"):
         attn_engine.flex_attention(q, k, v, kernel_options={"SPLIT_KV": 0})
+
+
+def test_what_runs_on_the_host_gets_its_blocks_under_any_name(monkeypatch: pytest.MonkeyPatch):
+    """Schedules, parts and tiles without padding are of what a backend says of itself."""
+    monkeypatch.setitem(BACKENDS, "mine", lambda: replace(get_backend("cpu"), name="mine"))
+    module = build(Definition(), dtype=torch.float32, head_dim=24, head_dim_v=24).module
+    texts: list[str] = []
+    for name in ("cpu", "mine"):
+        target = Target(name, "")
+        schedule = adapted(default_schedule(target, module), Decoding.PARTS, target, module)
+        lowered = driver.to_tile(driver.to_attn(module, ()), Request((), name, schedule), get_backend(name))
+        texts.append(str(lowered))
+    assert texts[0] == texts[1] and "x24xf32" in texts[0] and "x32xf32" not in texts[0]

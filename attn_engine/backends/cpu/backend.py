@@ -7,4 +7,6 @@ from attn_engine.backends.cpu.build import build, check
 from attn_engine.backends.cpu.emit import BACKEND as NAME
 from attn_engine.backends.cpu.emit import emit
 
-BACKEND = Backend(name=NAME, level=Level.VALUE, pipeline=("cpu-legalize",), emit=emit, build=build, check=check)
+BACKEND = Backend(
+    name=NAME, level=Level.VALUE, pipeline=("cpu-legalize",), emit=emit, build=build, check=check, on_host=True
+)
