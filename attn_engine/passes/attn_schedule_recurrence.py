@@ -59,12 +59,17 @@ def form_of(attributes: Mapping[str, object]) -> dict[str, int]:
 
 
 class Kind(StrEnum):
-    """What a chunk does: its state decays as a whole, by rows, by columns, or the delta rule writes it."""
+    """What a chunk does: its state decays as a whole, by rows, by columns, or the delta rule writes it, by rows or not."""
 
     SCALAR = "scalar"
     ROWS = "rows"
     COLUMNS = "columns"
     DELTA = "delta"
+    DELTA_ROWS = "delta rows"
+
+    @property
+    def delta(self) -> bool:
+        return self in (Kind.DELTA, Kind.DELTA_ROWS)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class Work:
         tiles = chunk * (2 * self.key + columns) * self.size
         if self.kind is Kind.DELTA:
             tiles += chunk * (self.key + columns) * self.size
+        elif self.kind is Kind.DELTA_ROWS:
+            tiles += chunk * (self.key + chunk) * self.size
         elif self.kind is Kind.ROWS:
             tiles += chunk * chunk * self.size
         elif self.kind is Kind.COLUMNS:
@@ -108,10 +115,11 @@ class Work:
 
 
 def _kind(op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Kind:
-    if not isinstance(op, attn.SweepOp) and op.beta is not None:
-        return Kind.DELTA
+    delta = not isinstance(op, attn.SweepOp) and op.beta is not None
     if op.decay is None or len(_shape(op.decay.type)) == 3:
-        return Kind.SCALAR
+        return Kind.DELTA if delta else Kind.SCALAR
+    if delta:
+        return Kind.DELTA_ROWS
     return Kind.COLUMNS if isinstance(op, attn.SweepOp) and op.columns is not None else Kind.ROWS
 
 
@@ -141,7 +149,7 @@ def choose(
     if chained and not chains:
         pieces, chained = 1, False
     warps = WARPS if work.key <= LARGEST_KEY else 2 * WARPS
-    narrow = columns < WARPGROUP_ROWS and (work.kind is Kind.DELTA or work.key > LARGEST_KEY)
+    narrow = columns < WARPGROUP_ROWS and (work.kind.delta or work.key > LARGEST_KEY)
     return OpForm(columns, turned, pieces, chained, warps, stages, careful and narrow)
 
 
@@ -150,7 +158,7 @@ def _pieces(work: Work, places: int, programs: int, tokens: int) -> tuple[int, b
     if not programs:
         return 1, False
     if programs <= HALF * places:
-        if work.kind is Kind.DELTA:
+        if work.kind.delta:
             return 1, False
         pieces = 1
         while programs * pieces * 2 <= places and tokens >= pieces * 2 * SHORTEST:

@@ -51,6 +51,7 @@ def test_states_fit_registers_and_tiles_shared_memory():
 def test_care_where_an_assembler_needs_it():
     delta = replace(WORK, key=256, value=256, kind=Kind.DELTA)
     assert form(delta, careful=True).careful
+    assert form(replace(delta, kind=Kind.DELTA_ROWS), careful=True).careful
     assert form(replace(WORK, key=512), careful=True).careful
     assert not form(delta).careful
     assert not form(replace(delta, kind=Kind.SCALAR), careful=True).careful
@@ -69,8 +70,17 @@ def test_narrow_keys_leave_room_for_all_value_channels():
     assert form(replace(WORK, kind=Kind.COLUMNS)).value_block == 64
 
 
-def test_the_delta_rule_has_no_pieces_side_by_side():
-    assert form(replace(WORK, kind=Kind.DELTA), heads=8, tokens=32768).pieces == 1
+@pytest.mark.parametrize("kind", [Kind.DELTA, Kind.DELTA_ROWS])
+def test_the_delta_rule_has_no_pieces_side_by_side(kind):
+    assert form(replace(WORK, kind=kind), heads=8, tokens=32768).pieces == 1
+
+
+def test_weights_of_tokens_that_are_read_need_room():
+    """As compiled for an H100: tiles of 128 channels twice, and of 256 once."""
+    work = replace(WORK, kind=Kind.DELTA_ROWS)
+    assert work.bytes(64, 2) == 155648
+    assert form(work).num_stages == 2
+    assert form(replace(work, key=256, value=256)).num_stages == 1
 
 
 def test_each_op_gets_its_own_form():
