@@ -72,7 +72,8 @@ class _Table:
         steps = order is not None and sizes == [shape[axis] for axis in order]
         if order is None or not steps or not all(map(self._is_known, lead)) or not self._guard_is_bounds(origins):
             return False
-        self._replace(lead, [r.start for r in ranges], sizes, turned=order == [1, 0])
+        inside = self._bounds_of(lead)
+        self._replace(lead, [r.start for r in ranges], sizes, inside, turned=order == [1, 0])
         return True
 
     def _is_known(self, index: SSAValue) -> bool:
@@ -94,11 +95,20 @@ class _Table:
         block = self.inside.body.block
         return tile.axes_of(self.inside.axes)[narrow.index] if narrow in block.args else ()  # type: ignore[attr-defined]
 
+    def _conditions(self) -> list[Operation | Block]:
+        """What all must hold for an element to be gathered."""
+        guard = self.gather.guard
+        found = behind([origin(guard)], _parts) if guard is not None else ()
+        return [c.owner for c in found if not _parts(c)]
+
     def _guard_is_bounds(self, origins: list[SSAValue]) -> bool:
         """Whether elements that the guard leaves out are outside of the table, or of the scores that count."""
-        guard = self.gather.guard
-        conditions = behind([origin(guard)], _parts) if guard is not None else ()
-        return all(_parts(c) or self._is_bound(c.owner, origins) for c in conditions)
+        return all(self._is_bound(condition, origins) for condition in self._conditions())
+
+    def _bounds_of(self, lead: list[SSAValue]) -> list[arith.CmpiOp]:
+        """The conditions on indices which are the same for the whole tile: of those, a load bounds none itself."""
+        found = [c for c in self._conditions() if isinstance(c, arith.CmpiOp)]
+        return [c for c in found if origin(c.lhs) in lead or origin(c.rhs) in lead]
 
     def _is_bound(self, leaf: Operation | Block, origins: list[SSAValue]) -> bool:
         if not isinstance(leaf, arith.CmpiOp) or leaf.predicate.value.data not in (*_BELOW, *_ABOVE):
@@ -111,7 +121,14 @@ class _Table:
         mine = isinstance(value, BlockArgument) and value.block is self.signature.kernel.body.block
         return mine and isinstance(self.signature.passed(value).owner, tile.DimOp)
 
-    def _replace(self, lead: list[SSAValue], starts: list[SSAValue], shape: list[int], turned: bool) -> None:
+    def _replace(
+        self,
+        lead: list[SSAValue],
+        starts: list[SSAValue],
+        shape: list[int],
+        inside: list[arith.CmpiOp],
+        turned: bool,
+    ) -> None:
         scope = Before(self.inside)
         source = origin(self.gather.source)
         rank = len(self.gather.indices)
@@ -122,6 +139,11 @@ class _Table:
         limits: dict[int, SSAValue] = {
             axis: scope.add(tile.DimOp(source, rank - _MATRIX_RANK + axis)).result for axis in range(_MATRIX_RANK)
         }
+        for bound in inside:
+            # A table without rows is all zeros, wherever it would begin.
+            left, right = (_as_i32(scope, origin(value)) for value in (bound.lhs, bound.rhs))
+            holds = scope.add(arith.CmpiOp(left, right, bound.predicate.value.data), "inside").result
+            limits[0] = scope.add(arith.SelectOp(holds, limits[0], scope.value(0)), "rows").result
         dims = list(range(rank - _MATRIX_RANK, rank))
         type_ = TensorType(tile.element_of(source), shape)
         load = scope.add(tile.LoadOp(source, [*places, *starts], dims, type_, limits), "table").result
@@ -165,8 +187,9 @@ def _tables(signature: Signature, turned: bool) -> Iterator[_Table]:
 class TileLoadTablesPass(ModulePass):
     """Turns gathers of a captured table at [.., query, key] into loads of a block of it, which copies can bring.
 
-    In gradients, where queries may be the columns of the scores, the block is turned. The gather's guard may only say what is in range: what a load leaves out is 0 as well, or belongs to scores that do not
-    count. A table that is indexed in any other way keeps its gathers.
+    In gradients, where queries may be the columns of the scores, the block is turned. The gather's guard may only say what
+    is in range: what a load leaves out is 0 as well, or belongs to scores that do not count. Where the guard says so of the
+    other indices, the table has no rows if they are outside. A table that is indexed in any other way keeps its gathers.
 
     ```
     %s = tile.map (%bias, %h, %rows, %cols, %x) axes [[], [], [0], [1], [0, 1]] {

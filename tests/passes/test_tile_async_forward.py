@@ -202,6 +202,34 @@ def test_tables_are_copied_in_blocks():
     check("table", (3, 4, 2), (200, 300), range(2))
 
 
+BEYOND: dict[str, Callable[..., Any]] = {
+    "a number": lambda s, b, h, q, kv: s + TABLE[5, h, q, kv],
+    "heads": lambda s, b, h, q, kv: s + TABLE[0, h + 2, q, kv],
+    "before the first": lambda s, b, h, q, kv: s + TABLE[0, h - 6, q, kv],
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_table_has_nothing_beyond_its_ends(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Whatever the index that is outside: blocks are 0 there, as gathered elements are, and no access leaves the table."""
+    monkeypatch.setitem(CASES, f"beyond, {name}", Case(Definition(score_mod=BEYOND[name])))
+    made, operands = compiled(f"beyond, {name}"), inputs((1, 4, 4), (200, 300))
+    prepared = made.scheduled(0)
+    assert "tile.gather" not in str(prepared)
+    table = {
+        "a number": torch.zeros(4),
+        "heads": torch.tensor([1.0, 1, 0, 0]),
+        "before the first": torch.tensor([0.0, 0, 1, 1]),
+    }
+    head = {"heads": [2, 3, 0, 0], "before the first": [0, 0, 0, 1]}.get(name, [0] * 4)
+    added = TABLE[0, head, :200, :300].double() * table[name][:, None, None]
+    q, k, v = operands
+    want = (q @ k.transpose(2, 3) * D**-0.5 + added).softmax(-1) @ v
+    for module in (prepared, made.scheduled()):
+        o, *_ = run(module, made, operands, seed=0)
+        torch.testing.assert_close(o, want, atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.parametrize("processors", [1, 5])
 def test_one_program_and_more_than_tiles(processors: int):
     check("causal", (1, 3, 3), (300, 300), range(2), processors)
