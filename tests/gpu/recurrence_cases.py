@@ -158,6 +158,9 @@ CASES: dict[str, Case] = {
     "delta 128": _case(gradients, 2, 150, 4, 2, 128, 128, dtype=BRAIN, kind="delta"),
     "delta 256": _case(gradients, 1, 150, 2, 2, 256, 256, dtype=BRAIN, kind="delta"),
     "channel delta": _case(gradients, 1, 70, 2, 2, 64, 64, dtype=BRAIN, kind="channel delta"),
+    "channel delta 128": _case(gradients, 2, 150, 4, 2, 128, 128, dtype=BRAIN, kind="channel delta"),
+    "channel delta 256": _case(gradients, 1, 150, 2, 2, 256, 256, dtype=BRAIN, kind="channel delta"),
+    "channel delta fp32": _case(gradients, 1, 130, 2, 2, 128, 128, dtype=FLOAT, kind="channel delta"),
     "channel pieces": _case(gradients, 1, 1100, 2, 2, 64, 64, dtype=BRAIN, kind="channel"),
     "512 values": _case(gradients, 1, 130, 2, 2, 64, 512, dtype=BRAIN),
     "strided": _case(strided),
@@ -170,6 +173,7 @@ CASES: dict[str, Case] = {
     "resets": _case(resets, "token"),
     "resets of channels": _case(resets, "channel"),
     "resets, delta": _case(resets, "delta"),
+    "resets of channels, delta": _case(resets, "channel delta"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn.functional import logsigmoid, normalize
@@ -81,6 +83,21 @@ def test_packed(decay):
         assert_near(f"d_{name}", got[name].grad, want[name].grad)
 
 
+@pytest.mark.parametrize("rate", [1e-3, 4.0])
+def test_errors_of_half_types_do_not_add_up(rate):
+    x = given(300, "channel", batch=1, dtype=torch.bfloat16)
+    x["decay"] *= rate / 0.2
+    del x["initial_state"]
+    got, want = leaves(x), exact(x)
+    o, right = attn_engine.recurrence(**got, backend="cpu")[0], reference(**want)[0]
+    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    (o * d_o).float().sum().backward()
+    (right * d_o).sum().backward()
+    for name in x:
+        error = (got[name].grad - want[name].grad).norm() / want[name].grad.norm()
+        assert error < 1e-2, f"d_{name}: {error:.1e}"
+
+
 def test_gated_delta_rule_by_its_name_trains():
     x = {n: t for n, t in given(40, "token", 4, dtype=torch.bfloat16).items() if n != "initial_state"}
     got, want = leaves(x), exact(x)
@@ -111,3 +128,31 @@ def test_in_the_triton_interpreter(decay, schedule):
     plan(q, k, v, 0.5, decay, beta, x["initial_state"], d_o.transpose(1, 2), *states, *results)
     for name, got, wanted in zip(names, results, right, strict=True):
         assert_near(name, got, wanted if name == "initial_state" else wanted.transpose(1, 2))
+
+
+def test_packed_and_resets_in_the_triton_interpreter():
+    """Sequences that begin inside of chunks, an empty one, and tokens past the last."""
+    x = given(30, "channel", 1, batch=1, heads=2, sequences=4)
+    x["decay"][:, [3, 10], 1] = x["decay"][:, 12, :, 3:6] = float("-inf")
+    kind = Kind(torch.float32, 16, 24, "channel", beta=True, initial=True, bounds=True, final=True)
+    request, names = Request(kind, "triton", Schedule(chunk=16, value_block=16)), ("q", "k", "v", "decay", "beta")
+    bounds, want = [0, 5, 5, 24, 27], exact(x)
+    parts = [
+        reference(**{m: want[m][:, lo:hi] for m in names}, scale=0.5, initial_state=want["initial_state"][n : n + 1])
+        for n, (lo, hi) in enumerate(pairwise(bounds))
+    ]
+    right_o, right_final = torch.cat([o for o, _ in parts], 1), torch.cat([state for _, state in parts])
+    d_o, d_final = loss_weights(torch.empty(1, 30, 2, 24), right_final)
+    ((right_o * d_o[:, :27]).sum() + (right_final * d_final).sum()).backward()
+    q, k, v, decay, beta = (x[n].transpose(1, 2) for n in names)
+    operands = [q, k, v, 0.5, decay, beta, x["initial_state"], torch.tensor(bounds, dtype=torch.int32)]
+    o, final = torch.full(v.shape, torch.nan), torch.full(right_final.shape, torch.nan)
+    interpret(source_of(request))["forward"](*operands, o, final)
+    assert_near("o", o[:, :, :27], right_o.transpose(1, 2))
+    assert_near("final", final, right_final)
+    results = [torch.full(t.shape, torch.nan) for t in (q, k, v, decay, beta, x["initial_state"])]
+    plan = interpret(source_of(request, ("q", "k", "v", "decay", "beta", "initial"), d_final=True))["backward"]
+    plan(*operands, d_o.transpose(1, 2), right_final.detach().float(), d_final, d_final.transpose(2, 3), *results)
+    for name, got in zip((*names, "initial_state"), results, strict=True):
+        right = want[name].grad
+        assert_near(f"d_{name}", got, right if name == "initial_state" else right.transpose(1, 2))
