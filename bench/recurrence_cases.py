@@ -29,7 +29,7 @@ class Case:
     k: int
     v: int
     kind: str = "token"
-    """Log decays per token or per channel, "mamba" (with a weight), "delta" (with a decay) or "head"."""
+    """Log decays per token or per channel, "mamba" (with a weight), "delta" and "channel delta" (with a decay) or "head"."""
     drafts: tuple[float | None, float | None] = (None, None)
     """Milliseconds forward and backward that drafts of this project's ancestors report, on an H100."""
     judge: str = ""
@@ -39,7 +39,7 @@ class Case:
         """Milliseconds for the bytes of all operands and results, once each."""
         keys = 2 * self.b * self.t * self.shared * self.k * 2
         values = self.b * self.t * self.h * self.v * 2
-        rows = self.b * self.t * self.h * 4 * (self.k if self.kind == "channel" else 1)
+        rows = self.b * self.t * self.h * 4 * (self.k if self.kind.startswith("channel") else 1)
         once = keys + 2 * values + rows
         return (once + (keys + values + rows if backward else 0)) / BYTES_PER_MS
 
@@ -70,10 +70,10 @@ class Case:
         if self.kind == "mamba":
             made["weight"] = softplus(strength - 4)
             made["decay"] = made["weight"] * self.rates()
-        elif self.kind == "delta":
+        elif self.kind.endswith("delta"):
             made["k"] = normalize(made["k"].float(), dim=-1).to(torch.bfloat16)
             made["beta"] = strength.sigmoid()
-        elif self.kind == "channel":
+        if self.kind.startswith("channel"):
             made["decay"] = made["decay"][..., None] * torch.rand(self.k, generator=generator, device="cuda")
         elif self.kind == "head":
             made["decay"] = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.h, device="cuda")))
@@ -118,6 +118,7 @@ CASES = [
     Case("few heads B1 S32768 H8 128/128", 1, 32768, 8, 8, 128, 128),
     Case("GLA B4 S4096 H32 128/128", 4, 4096, 32, 32, 128, 128, "channel"),
     Case("gated delta rule B4 S4096 H32 128/128", 4, 4096, 32, 32, 128, 128, "delta"),
+    Case("delta rule, decay per channel B4 S4096 H32 128/128", 4, 4096, 32, 32, 128, 128, "channel delta"),
 ]
 OTHER_SHAPES = [
     mamba(1, 2048, (0.32, 1.07)),

@@ -21,6 +21,7 @@ FLA: dict[str, tuple[str, str, dict[str, str]]] = {
     "token": ("fla.ops.simple_gla", "chunk_simple_gla", {"g": "decay"}),
     "channel": ("fla.ops.gla", "chunk_gla", {"g": "decay"}),
     "delta": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule", {"g": "decay", "beta": "beta"}),
+    "channel delta": ("fla.ops.kda", "chunk_kda", {"g": "decay", "beta": "beta"}),
 }
 CHUNK = 256
 """Of mamba_ssm, as its models have it."""
