@@ -27,6 +27,7 @@ from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Facts, Request
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
+from attn_engine.runtime.kept_choice import choice_key, keep, kept_way, told
 from attn_engine.runtime.kernel_options import KernelOptions
 from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
 from attn_engine.runtime.reference import is_reference
@@ -248,8 +249,8 @@ class Attention(Inspection):
             for schedule in candidate_schedules(target, module, tf32, known.length)
         ]
         plain_backend = targets[-1].backend
-        measures = len(targets) > 1 and self.tuner is not None and self.tuner.measure and not inputs[0].is_meta
-        others = plain_backend if wrt and not measures else ""
+        tuner = self.tuner if len(targets) > 1 and not inputs[0].is_meta else None
+        others = plain_backend if wrt and (tuner is None or not tuner.measure) else ""
         ways = list(
             dict.fromkeys(
                 Way(target, self.options.apply(schedule), gradients_of(target, others)) for target, schedule in found
@@ -266,7 +267,16 @@ class Attention(Inspection):
             device = inputs[0].device
             return {name: seconds_of(call, device) for name, call in op.calls(built, inputs).items()}
 
-        return fastest(ways, build, examine, measure) if measures else first_that_runs(ways, build, examine)
+        if tuner is None:
+            return first_that_runs(ways, build, examine)
+        what = wrt, known, self.options, self.deterministic, tf32
+        name = choice_key(trace.text, ways, what, inputs[0].device)
+        kept = kept_way(tuner, name, ways)
+        if kept is not None:
+            return told(tuner, kept, first_that_runs([kept, *ways], build, examine))
+        if not tuner.measure:
+            return first_that_runs(ways, build, examine)
+        return keep(tuner, name, fastest(ways, build, examine, measure))
 
     def _build(self, trace: Trace, way: Way, wrt: tuple[str, ...], inputs: Inputs, known: Known) -> Compiled:
         target = way.target

@@ -1,7 +1,8 @@
 """Measured schedules: a few candidates are timed on first use, and the best is kept, in a file too.
 
-The file is JSON, `{key: {"forward": [block_m, block_n, num_warps, num_stages], ...}}`. A key says what was
-measured, on which device, and with which versions, so that a file can be shared between machines.
+The file is JSON, `{key: {"forward": [block_m, block_n, num_warps, num_stages], ...}}`; where backends were compared, an
+entry has their names too (`kept_choice`). A key says what was measured, on which device, and with which versions, so that
+a file can be shared between machines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from attn_engine.arch import ARCHES
-from attn_engine.backends.backend import get_backend
+from attn_engine.backends.backend import BACKENDS, get_backend
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import Heads, KernelSchedule, Kind, Schedule
 from attn_engine.runtime.devices import Target
@@ -28,6 +29,7 @@ Measure = Callable[[Schedule], float]
 
 _CPU_BLOCKS = ((128, 128), (128, 256), (256, 512))
 _KERNELS = tuple(kind.value for kind in Kind)
+_NAMES = ("backend", "gradients")
 _TURNS = 3
 
 
@@ -39,21 +41,29 @@ class Tuner:
     measure: bool = True
 
     def best(self, key: str, default: Schedule, target: Target, heads: Heads, measure: Measure) -> Schedule:
-        known = read_file(self.file) if self.file else {}
+        known = self.known()
         if key in known:
-            return _schedule(known[key], default)
+            return schedule_of(known[key], default)
         if not self.measure:
             return default
         found = search(default, target, heads, measure)
-        if self.file:
-            write_file(self.file, key, found)
+        self.write(key, found)
         return found
+
+    def known(self) -> dict[str, Any]:
+        """The entries of the file, if there is one."""
+        return read_file(self.file) if self.file else {}
+
+    def write(self, key: str, schedule: Schedule, names: Mapping[str, str] | None = None) -> None:
+        """Adds an entry to the file, if there is one."""
+        if self.file:
+            write_file(self.file, key, schedule, names)
 
 
 def tune_key(text: str, target: Target, request: object, device: torch.device) -> str:
     """Names a measurement: what is computed, where, and by which versions."""
     what = hashlib.sha256(f"{request!r}\n{text}".encode()).hexdigest()[:16]
-    versions = "/".join(f"{name}-{_version(name)}" for name in ("attn_engine", "torch", "triton"))
+    versions = "/".join(f"{name}-{_version(name)}" for name in ("attn_engine", "torch", "triton", "tilelang"))
     return f"{what}/{target.backend}/{_device_name(device)}/{versions}"
 
 
@@ -133,18 +143,30 @@ def read_file(file: str) -> dict[str, Any]:
 
 
 def _is_entry(kernels: Any) -> bool:
-    return isinstance(kernels, dict) and all(
-        isinstance(sizes := cast("dict[str, Any]", kernels).get(name), list)
-        and len(cast("list[Any]", sizes)) == 4
-        and all(type(size) is int and size > 0 for size in cast("list[Any]", sizes))
-        for name in _KERNELS
+    """Schedules of all kernels, and where backends were compared, both names."""
+    if not isinstance(kernels, dict):
+        return False
+    entry = cast("dict[str, Any]", kernels)
+    named = [entry[name] for name in _NAMES if name in entry]
+    return all(_is_schedule(entry.get(name)) for name in _KERNELS) and (
+        not named or (len(named) == len(_NAMES) and named[0] in BACKENDS and named[1] in ("", *BACKENDS))
     )
 
 
-def write_file(file: str, key: str, schedule: Schedule) -> None:
+def _is_schedule(sizes: Any) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(cast("list[Any]", sizes)) == 4
+        and all(type(size) is int and size > 0 for size in cast("list[Any]", sizes))
+    )
+
+
+def write_file(file: str, key: str, schedule: Schedule, names: Mapping[str, str] | None = None) -> None:
     """Adds an entry; what others wrote meanwhile stays."""
-    write_entries(file, read_file(file) | {key: {name: list(getattr(schedule, name)) for name in _KERNELS}})
+    kernels = {name: list(getattr(schedule, name)) for name in _KERNELS}
+    write_entries(file, read_file(file) | {key: kernels | dict(names or {})})
 
 
-def _schedule(entry: Mapping[str, list[int]], default: Schedule) -> Schedule:
+def schedule_of(entry: Mapping[str, list[int]], default: Schedule) -> Schedule:
+    """The schedule of an entry; what an entry does not tell is that of `default`."""
     return replace(default, **{name: KernelSchedule(*entry[name]) for name in _KERNELS})
