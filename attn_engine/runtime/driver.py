@@ -226,7 +226,7 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return Part(backend, to_tile(ModuleOp([function.clone()]), request, backend))
     if not backend.gradients:
         return plain()
-    if request.deterministic and gradients.grad_captures:
+    if request.deterministic and gradients.grad_captures and _adds(function, request, backend):
         return plain("gradients of captured tensors in a fixed order")
 
     def short(reason: str = "") -> Part:
@@ -240,6 +240,16 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return ordered()
 
     return _gradients(function, gradients, request, backend, without, fused=True)
+
+
+def _adds(function: func.FuncOp, request: Request, backend: Backend) -> bool:
+    """Whether programs add to gradients, rather than store each a part of its own.
+
+    What a block of rows adds in a fixed order would become a part for each consumer: these have no order, and none of
+    their sizes is bounded by that of the whole, from which the steps of fixed sums follow.
+    """
+    tiles = to_tile(ModuleOp([function.clone()]), request, replace(backend, pipeline=()))
+    return any(isinstance(o, tile.AtomicAddOp | tile.ScatterAddOp) for o in tiles.walk())
 
 
 def _gradients(

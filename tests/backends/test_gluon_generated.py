@@ -20,6 +20,8 @@ from attn_engine.backends.gluon.examine import Finding, examine
 from attn_engine.backends.gluon.guard import Guarded
 from attn_engine.backends.triton import gluon_ahead
 from attn_engine.backends.triton.emit import emit as emit_triton
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.runtime import driver
@@ -287,6 +289,23 @@ def test_a_backward_that_stays_plain_says_why(ordered: bool, reason: str):
     assert part.backend.name == "triton" and part.reason == reason
     assert f'plain = "{reason}"' in str(part.tiles)
     assert emit_triton(Parser(driver.context(), str(part.tiles)).parse_module()) == part.source
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"), [("own", None), ("shared", "gradients of captured tensors in a fixed order")]
+)
+def test_gradients_in_a_fixed_order_are_stored_here_and_added_up_elsewhere(batch: str, reason: str | None):
+    """A bias of the lengths of the call: each block of its gradient is one program's, unless the batch shares it."""
+    bias = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)
+    scores = Definition(score_mod=lambda s, b, h, q, kv: s + bias[b if batch == "own" else 0, h, q, kv])
+    wrt = (*GRADIENTS, "0")
+    traced = build(scores, dtype=torch.bfloat16, head_dim=64, head_dim_v=64)
+    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
+    request = Request(wrt, "gluon", schedule, Facts(exact=True), deterministic=True)
+    _, part = driver.to_parts(driver.to_attn(traced.module, wrt), request)
+    assert (part.backend.name, part.reason) == ("triton" if reason else "gluon", reason)
+    adds = (tile.AtomicAddOp, tile.ScatterAddOp, AsyncReduceAddOp)
+    assert any(isinstance(op, adds) for op in part.tiles.walk()) == (reason is not None)
 
 
 def refused(*_: object) -> None:
