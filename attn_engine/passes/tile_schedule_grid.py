@@ -65,7 +65,21 @@ def _heads_in_flight(scope: Before, heads: SSAValue, all_heads: SSAValue, k: SSA
     fit = scope.add(arith.DivSIOp(scope.value(room), scope.value(positions)), "fit").result
     wanted = scope.add(arith.MuliOp(scope.value(scope.larger(fit, 1)), group), "wanted").result
     # `room` is below 2^24 positions, so the product of fit and group stays in 32 bits for up to 128 heads a group.
-    return scope.value(scope.larger(scope.smaller(wanted, all_heads), 1, "heads_in_flight"))
+    most = scope.value(scope.larger(scope.smaller(wanted, all_heads), 1, "most"))
+    return _alike(scope, all_heads, most, scope.value(scope.larger(group, 1, "group")))
+
+
+def _alike(scope: Before, all_heads: SSAValue, most: SSAValue, group: SSAValue) -> SSAValue:
+    """At most so many heads, and no fewer in the last run of them than need be: few long tiles at the end wait for each other.
+
+    Heads that share keys stay together.
+    """
+
+    runs = scope.add(arith.CeilDivSIOp(all_heads, most), "runs").result
+    each = scope.add(arith.CeilDivSIOp(all_heads, scope.value(scope.larger(runs, 1, "runs"))), "each").result
+    groups = scope.add(arith.CeilDivSIOp(each, group), "groups").result
+    alike = scope.add(arith.MuliOp(groups, group), "alike").result
+    return scope.value(scope.larger(scope.smaller(alike, most), 1, "heads_in_flight"))
 
 
 def _place(scope: Scope, number: SSAValue, tiles: _Tiles) -> tuple[SSAValue, SSAValue, SSAValue]:
@@ -144,7 +158,8 @@ class TileScheduleGridPass(ModulePass):
     """Makes the programs of a forward kernel persistent: as many as there are multiprocessors, tiles by a counter.
 
     Tiles of the same group of heads run at the same time, so that at most `l2_bytes` of keys and values are
-    in use; heads that share keys count once. Heads of the same number are neighbours across a batch that shares a
+    in use; heads that share keys count once. Groups are about alike, so that the last one is no tail of a few long tiles.
+    Heads of the same number are neighbours across a batch that shares a
     table of scores. Inside of a group the order of the blocks of queries is that of the grid.
 
     ```

@@ -16,6 +16,7 @@ from xdsl.parser import Parser
 
 from attn_engine import library, pipelines
 from attn_engine.backends.gluon.legalize import PREPARE, SCHEDULE, supports
+from attn_engine.dialects import tile as dialect
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
 from attn_engine.interpreters import tile, tile_async
@@ -245,6 +246,45 @@ def test_every_prefix_means_the_same(name: str, passes: int):
     got = run(made.scheduled(passes), made, operands, seed=passes)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
+
+
+def heads_in_flight(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], length: int) -> int:
+    """What a plan passes on where 16384 positions fit."""
+    module = compiled("causal").value.clone()
+    driver.run_passes(module, (f"tile-schedule-grid{{l2_bytes={16384 * 4 * D}}}",))
+    seen: list[int] = []
+
+    def launch(host: tile_async.Host, op: dialect.LaunchOp) -> list[Any]:
+        kernel = next(o for o in module.ops if isinstance(o, dialect.KernelOp))
+        names = [argument.name_hint for argument in kernel.body.block.args]
+        seen.extend(host.ints([op.arguments[names.index("heads_in_flight")]]))
+        return []
+
+    monkeypatch.setitem(tile_async._HOST_RULES, dialect.LaunchOp, launch)  # pyright: ignore[reportPrivateUsage]
+    batch, q_heads, kv_heads = heads
+    q, k = (torch.empty(batch, h, length, D, dtype=torch.float16) for h in (q_heads, kv_heads))
+    rows = torch.empty(batch, q_heads, length)
+    tile_async.run_plan(module, "forward", [q, k, k, q, rows, 1.0], processors=132)
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "expected"),
+    [
+        ((1, 32, 8), 8192, 8),  # two heads of keys, four times
+        ((1, 20, 10), 2048, 10),  # 8 heads of keys fit, of 10: two times 5, not 8 and 2
+        ((1, 24, 3), 6144, 16),  # heads that share keys stay together: 2 and 1
+        ((1, 7, 7), 4096, 4),
+        ((1, 9, 9), 4096, 3),
+        ((3, 4, 2), 30000, 2),
+        ((0, 4, 2), 64, 1),
+        ((1, 4, 4), 0, 4),
+    ],
+)
+def test_groups_of_heads_are_alike(
+    heads: tuple[int, int, int], length: int, expected: int, monkeypatch: pytest.MonkeyPatch
+):
+    assert heads_in_flight(monkeypatch, heads, length) == expected
 
 
 FAULTS = {
