@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import tilelang
 import tilelang.cpu.language as _T
@@ -17,8 +20,9 @@ import torch
 from tilelang.cpu.language import *  # noqa: F403
 from tilelang.language import WSID, GemmWarpPolicy, ws_op  # noqa: F401
 
-from attn_engine.backends.backend import Plan
+from attn_engine.backends.backend import BACKENDS, Availability, Plan, get_backend
 from attn_engine.backends.tilelang.build import load, plans_of
+from attn_engine.runtime import devices
 
 _HERE = "import tests.support.tilelang_shim as T"
 
@@ -32,12 +36,21 @@ def StridedTensor(shape, strides, dtype):
     return _T.Tensor(shape, dtype)
 
 
+def _held(dtype):
+    """The CPU target has no bfloat16: what would be rounded to it stays float32."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def cast(value, dtype):
+    return _T.cast(value, _held(dtype))
+
+
 def alloc_shared(shape, dtype):
-    return _T.alloc_local(shape, dtype)
+    return _T.alloc_local(shape, _held(dtype))
 
 
 def alloc_fragment(shape, dtype):
-    return _T.alloc_local(shape, dtype)
+    return _T.alloc_local(shape, _held(dtype))
 
 
 def fill(target, value, annotations=None):
@@ -183,3 +196,13 @@ def run_on_cpu(source: str) -> Mapping[str, Plan]:
     module: Any = load(source.replace(language, _HERE))
     module._built, module.CUDA = _built, False
     return plans_of(module)
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """The `tilelang` backend runs its programs on the CPU, as if they were on a device."""
+    manifest = replace(get_backend("tilelang"), check=lambda: Availability(True), build=run_on_cpu)
+    devices.is_usable.cache_clear()
+    with mock.patch.dict(BACKENDS, {"tilelang": lambda: manifest}):
+        yield
+    devices.is_usable.cache_clear()

@@ -11,6 +11,8 @@ BACKEND = Backend(
         'tile-expand-math{keep="math.erf"}',
         "tile-assign-memory{one_pipeline=true}",
         "tilelang-flatten-loops",
+        "tilelang-share-vectors",
+        "tilelang-share-operands",
         "tilelang-bounds",
         "tilelang-copies",
         "tilelang-overlap",

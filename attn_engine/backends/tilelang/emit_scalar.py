@@ -34,7 +34,7 @@ def scalar_literal(value: Attribute, type_: Attribute) -> str:
     return f'T.{name}(float("nan"))' if math.isnan(number) else f"T.{name}({number!r})"
 
 
-def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
+def _spell(printer: KernelPrinter, op: Operation, spelling: str, named: bool = True) -> None:
     source, result = op.operands[0].type, op.results[0].type
     names = {
         "type": quoted_dtype(result),
@@ -49,7 +49,10 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str) -> None:
         _keep(printer, op, value)
         return
     printer.weights[op.results[0]] = weight
-    printer.assign(op, value)
+    if named:
+        printer.assign(op, value)
+    else:
+        printer.names.bind(op.results[0], f"({value})")
 
 
 def _outlives(printer: KernelPrinter) -> bool:
@@ -102,7 +105,8 @@ def _compare_integers(printer: KernelPrinter, op: arith.CmpiOp) -> None:
 
 
 def _compare_floats(printer: KernelPrinter, op: arith.CmpfOp) -> None:
-    _spell(printer, op, types.CMPF[op.predicate.value.data])
+    """In a map without a name: TVM refuses one of numbers of which the one is read for several elements at once."""
+    _spell(printer, op, types.CMPF[op.predicate.value.data], named=not printer.indices)
 
 
 def _constant(printer: KernelPrinter, op: arith.ConstantOp) -> None:

@@ -1,0 +1,132 @@
+"""Recurrences through TileLang: programs that run on the CPU, with all gradients, against the CPU backend; and lowered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from xdsl.parser import Parser
+
+from attn_engine.backends.tilelang.backend import BACKEND
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.driver import run_passes
+from attn_engine.runtime.recurrence_compile import Request, default_schedule, source_of
+from attn_engine.universe import make_context
+from tests.support.nvcc import find_nvcc, spilled_bytes
+from tests.support.recurrences import check, operands
+
+pytest.importorskip("tilelang")
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    from tests.support import tilelang_shim
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    with tilelang_shim.on_cpu():
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("per token, weighted", torch.float16), ("delta per token", torch.float32)], ids=str
+)
+def test_results_and_gradients(on_cpu, kind: str, dtype: torch.dtype):
+    check(operands(kind, dtype), "tilelang", 1e-2 if dtype == torch.float16 else 1e-4)
+
+
+BUFFER = "!tile.buffer<64x64xf32, register>"
+VECTOR = "!tile.buffer<64xf32, register>"
+ALONG_BOTH = f"""
+  %g = tile.buffer_alloc : {VECTOR}
+  tile.copy_in %x[%n, %n] dims [1] into %g : !tile.global<2 x f32>, {VECTOR}
+  tile.buffer_map (%s, %g, %g) axes [[0, 1], [0], [1]] into (%s) : ({BUFFER}, {VECTOR}, {VECTOR}) into ({BUFFER}) {{
+  ^bb0(%u: f32, %row: f32, %column: f32):
+    %same = arith.cmpf oeq, %row, %column : f32
+    %w = arith.select %same, %u, %row : f32
+    tile.yield %w : f32
+  }}"""
+REDUCED = f"""
+  %g = tile.buffer_alloc : {VECTOR}
+  tile.buffer_reduce sum %s, 0 into %g : {BUFFER}, {VECTOR}
+  tile.buffer_map (%s, %g) axes [[0, 1], [0]] into (%s) : ({BUFFER}, {VECTOR}) into ({BUFFER}) {{
+  ^bb0(%u: f32, %row: f32):
+    %w = arith.addf %u, %row : f32
+    tile.yield %w : f32
+  }}"""
+OPERAND = f"""
+  %p = tile.buffer_alloc : !tile.buffer<64x64xf16, register>
+  tile.buffer_map (%s) axes [[0, 1]] into (%p) : ({BUFFER}) into (!tile.buffer<64x64xf16, register>) {{
+  ^bb0(%u: f32):
+    %w = arith.truncf %u : f32 to f16
+    tile.yield %w : f16
+  }}
+  tile.gemm %p, %a, %s ieee split both : !tile.buffer<64x64xf16, register>, !tile.buffer<64x64xf16, shared>, {BUFFER}"""
+REFUSED = {"along both axes": ALONG_BOTH, "reduced": REDUCED, "operand": OPERAND}
+"""What TileLang 0.1.15 finds no layout for, where the accumulator of a product decides that of %s."""
+
+
+def kernel(form: str) -> str:
+    split, threads = ("both", 256) if form == "operand" else ("rows", 128)
+    return f"""
+tile.kernel @k(%y: !tile.global<2 x f16>, %x: !tile.global<2 x f32>, %n: i32) attributes {{threads = {threads} : i64}} {{
+  %a = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %s = tile.buffer_alloc : {BUFFER}
+  %zero = arith.constant 0.0 : f32
+  tile.copy_in %y[%n, %n] dims [0, 1] into %a : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+  tile.buffer_fill %s, %zero : {BUFFER}, f32
+  tile.gemm %a, %a, %s ieee split {split} : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, {BUFFER}
+{REFUSED[form]}
+  tile.copy_out %s, %x[%n, %n] dims [0, 1] : {BUFFER}, !tile.global<2 x f32>
+  tile.end
+}}"""
+
+
+def lowered(text: str, arch: str, without: str = "") -> str:
+    from attn_engine.backends.tilelang.build import lower
+
+    module = Parser(make_context(), text).parse_module()
+    own = BACKEND.pipeline[BACKEND.pipeline.index("tilelang-flatten-loops") :]
+    run_passes(module, tuple(name for name in own if name != without))
+    return lower(BACKEND.emit(module), arch)["k"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "gfx942"])
+@pytest.mark.parametrize("form", REFUSED)
+def test_layouts_are_found(form: str, arch: str):
+    assert "k_kernel" in lowered(kernel(form), arch)
+
+
+@pytest.mark.parametrize(
+    ("form", "needed"),
+    [
+        ("along both axes", "tilelang-share-vectors"),
+        ("reduced", "tilelang-share-vectors"),
+        ("operand", "tilelang-share-operands"),
+    ],
+)
+def test_layouts_that_tilelang_refuses(form: str, needed: str):
+    """Should this fail with a later TileLang, the pass can go."""
+    with pytest.raises(Exception, match=r"indices|[Ll]ayout"):
+        lowered(kernel(form), "sm_90a", without=needed)
+
+
+def test_a_decay_per_token_for_hopper(tmp_path: Path):
+    """Products are wgmma, the loop's blocks and sums of decays come by TMA, and the assembler spills nothing."""
+    from attn_engine.backends.tilelang.build import lower
+
+    kind = Kind(torch.float16, 64, 64, "token")
+    schedule, place = default_schedule(Target("tilelang", "sm_90"), kind, 64, 4096, tf32=False, stepwise=False)
+    source = source_of(Request(kind, "tilelang", schedule, place=place))
+    head, table = source.split("KERNELS = {")
+    (entry,) = [line for line in table.splitlines() if '"forward_o_sweep"' in line]
+    text = lower(f"{head}KERNELS = {{\n{entry}\n}}\n", "sm_90a")["forward_o_sweep"]
+    assert len(re.findall(r"wgmma_[rs]s<", text)) == 4 and len(re.findall(r"tma_load\(", text)) == 4
+    if find_nvcc() is None:
+        pytest.skip("nvcc is not installed; pip install nvidia-cuda-nvcc")
+    assert spilled_bytes(text, "sm_90a", tmp_path) == 0
