@@ -91,6 +91,8 @@ class Backend:
     """Whether kernels gain enough from lengths that are multiples of their blocks to be compiled for them apart."""
     channels: int = 0
     """Of forward passes: what tiles round head dims up to a multiple of, if not to a power of two."""
+    smallest_tile: int = 1
+    """Rows and columns that each tile of a kernel must have, whatever it is for."""
     sums_diagonals: bool = False
     """Whether it prints `tile.add_diagonals`."""
     fuses: bool = False

@@ -54,6 +54,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Both lengths are multiples of every block: no block goes beyond its tensor, and none is loaded or masked as if."""
     tables: bool = True
     """Launch kernels that find the ranges of blocks of masks that read captures at positions."""
+    table_tile: int = 1
+    """Rows and columns of the tiles of these kernels, at least."""
     descriptors: bool = False
     """Copy blocks of q, k, v, o and d_o through descriptors, which the device must have."""
     one_loop: bool = False
@@ -84,7 +86,8 @@ class ConvertAttnToTilePass(ModulePass):
             op.body.block.erase_op(function)
 
     def _lower(self, op: attn.OnlineOp | attn.BackwardOp) -> list[Operation]:
-        shared = (self.covered, self.whole, self.tables, self.descriptors, self.one_loop)
+        table_tile = self.table_tile if self.tables else 0
+        shared = (self.covered, self.whole, table_tile, self.descriptors, self.one_loop)
         if isinstance(op, attn.OnlineOp):
             options = (op, "forward", Blocks(*self.forward), self.pad, self.tf32, self.positive_scale, *shared)
             split = Split(self.parts, self.programs)

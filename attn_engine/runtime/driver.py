@@ -137,14 +137,19 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
         raise NondeterministicError(backend.name)
     facts = request.facts
-    flags = {"pad": not backend.on_host, "positive_scale": facts.positive_scale, "covered": facts.covered}
+    flags: dict[str, int] = {
+        "pad": not backend.on_host,
+        "positive_scale": facts.positive_scale,
+        "covered": facts.covered,
+    }
     flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
     flags["whole"] = backend.knows_whole and request.schedule.divides(facts.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["single"] = request.deterministic
-    flags["tables"] = backend.level in (Level.VALUE, Level.ASYNC)
+    flags["tables"] = backend.level is not Level.BUFFERED or backend.smallest_tile > 1
+    flags["table_tile"] = backend.smallest_tile
     convert = convert_spec(request.schedule, flags, backend.channels)
     ordered = pipelines.DETERMINISTIC if request.deterministic else ()
     run_passes(module, (convert, *ordered, *pipelines.TILE_CLEANUP, *backend.pipeline))

@@ -18,7 +18,8 @@ from attn_engine.passes.lowering.frame import Operands
 from attn_engine.passes.lowering.kernel import Plan, global_of
 from attn_engine.passes.lowering.tables import Tables
 from attn_engine.runtime import driver
-from tests.support.engines import ALL, SMALL, blocks
+from tests.support.block_tables import check_documents, check_skipped, documents
+from tests.support.engines import ALL, SMALL
 
 
 class Exposed(Tables):
@@ -83,11 +84,6 @@ def check(mask_mod, sq, skv, own, other, transposed=False, exact=False):
                 skipped += inside.count(False)
                 empty += seen.count(False)
     return skipped / max(empty, 1)
-
-
-def documents(size, count, seed):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randint(0, count, (size,), generator=g).sort().values
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -215,22 +211,10 @@ def test_mutants_die(name):
 # --- whole attentions ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("first", [0, 8])
 @pytest.mark.parametrize("backend", ALL)
-def test_skipped_keys_are_never_read(backend):
-    """NaN in the keys and values of blocks that no query sees, in both directions of the kernels."""
-    sq, skv = 64, 160
-    queries = torch.tensor([1, 3]).repeat_interleave(32)
-    keys = torch.arange(5).repeat_interleave(32)
-    g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, n, 8, generator=g) for n in (sq, skv, skv))
-    dead = ~torch.isin(keys, queries)
-    poisoned = [t.masked_fill(dead[:, None], float("nan")) for t in (k, v)]
-    want = gradients(q, *(t.masked_fill(dead[:, None], 0.0) for t in (k, v)), reference(queries, keys))
-    with blocks(SMALL):
-        ours = attn_engine.compile(mask_mod=lambda b, h, i, j: queries[i] == keys[j], backend=backend)
-        got = gradients(q, *poisoned, ours)
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+def test_skipped_keys_are_never_read(backend, first):
+    check_skipped(backend, SMALL, first=first)
 
 
 @pytest.mark.parametrize(
@@ -238,35 +222,4 @@ def test_skipped_keys_are_never_read(backend):
     [*((b, 50, 0) for b in ALL), *((b, 64, 0) for b in ALL[:2]), *((b, 48, 5) for b in ALL)],
 )
 def test_causal_documents(backend, size, first):
-    """Where all see the first keys, too."""
-    ids = documents(size, 4, 11)
-    g = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, h, size, 8, generator=g) for h in (4, 2, 2))
-
-    def mask(b, h, i, j):
-        same = ids[i] == ids[j]
-        return ((same | (j < first)) if first else same) & (i >= j)
-
-    with blocks(SMALL):
-        got = gradients(q, k, v, attn_engine.compile(mask_mod=mask, backend=backend))
-    want = gradients(q, k, v, reference(ids, ids, causal=True, first=first))
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-def reference(queries, keys, causal=False, first=0):
-    def attend(q, k, v):
-        visible = (queries[:, None] == keys[None]) | (torch.arange(len(keys)) < first)
-        visible = visible.tril() if causal else visible
-        group = q.shape[1] // k.shape[1]
-        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-
-    return attend
-
-
-def gradients(q, k, v, attend):
-    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-    o = attend(*leaves)
-    weight = torch.arange(o.numel()).reshape(o.shape) % 7 - 3.0
-    return [o, *torch.autograd.grad((o * weight).sum(), leaves)]
+    check_documents(backend, SMALL, size, first)

@@ -3,6 +3,7 @@
 from attn_engine.backends.backend import Backend, Level
 from attn_engine.backends.hip.build import build, check
 from attn_engine.backends.hip.emit import emit
+from attn_engine.backends.hip.layouts import SIZES
 
 PIPELINE = (
     "tile-expand-math",
@@ -22,4 +23,5 @@ BACKEND = Backend(
     build=build,
     check=check,
     suffix=".hip",
+    smallest_tile=min(SIZES),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -168,7 +168,9 @@ def scratch_sizes(op: NeedsScratch) -> tuple[int, int]:
 def _scratch(op: NeedsScratch) -> int:
     """Bytes by which waves that share an axis combine what each has; none where one wave has all."""
     length, waves = scratch_sizes(op)
-    return 4 * waves * length if waves > 1 else 0
+    element = memory.buffer_type(op.source).element_type
+    assert isinstance(element, FixedBitwidthType)
+    return element.bitwidth // 8 * waves * length if waves > 1 else 0
 
 
 def lds_bytes(kernel: tile.KernelOp) -> int:

@@ -45,7 +45,7 @@ class BackwardLowering:
     tf32: bool
     covered: bool
     whole: bool = False
-    enabled: bool = True
+    table_tile: int = 1
     descriptors: bool = False
     one_loop: bool = False
     fused: bool = False
@@ -63,7 +63,7 @@ class BackwardLowering:
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan, operands)
         operands.describe()
-        operands.tables = tables = Tables(self.name, plan, operands, self.enabled)
+        operands.tables = tables = Tables(self.name, plan, operands, self.table_tile)
         self._zero(plan)
         mods = Mods(self.name, plan, operands, min(n for b in (self.rows, self.dq, self.dkdv) for n in (b.m, b.n)))
         mods.before()

@@ -61,8 +61,8 @@ class RangesKernel:
         scope = kernel.scope
         i, self.frame = tables.frame(kernel)
         self.others = kernel.take(others)
-        self.step = max(1, max(ELEMENTS, self.own * self.other // SHARE) // self.other)
-        self.count = max(OWN, self.own // OWN_SHARE)
+        self.step = max(tables.smallest, max(ELEMENTS, self.own * self.other // SHARE) // self.other)
+        self.count = max(tables.smallest, OWN, self.own // OWN_SHARE)
         self.shape = (self.step, self.count)
         first = scope.value(scope.times(i, self.count, "first"))
         self.numbers = Bound(scope.add(tile.RangeOp(first, self.count), "own").result, OWNS)

@@ -28,7 +28,8 @@ class ForwardLowering:
     positive_scale: bool
     covered: bool
     whole: bool = False
-    enabled: bool = True
+    table_tile: int = 1
+    """Rows and columns of tiles of pairs of blocks, at least; 0 for no tables."""
     descriptors: bool = False
     one_loop: bool = False
     unit: int = 0
@@ -51,7 +52,7 @@ class ForwardLowering:
 
     def _aside(self, plan: Plan) -> None:
         """What other kernels do first: ranges of blocks when they are asked for, and operands that are modified apart."""
-        self.tables = self.operands.tables = Tables(self.name, plan, self.operands, self.enabled)
+        self.tables = self.operands.tables = Tables(self.name, plan, self.operands, self.table_tile)
         mods = Mods(self.name, plan, self.operands, min(self.blocks.m, self.blocks.n))
         mods.before()
         self.tables.kernels += mods.kernels

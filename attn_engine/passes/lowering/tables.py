@@ -39,14 +39,15 @@ class Tables:
     name: str
     plan: Plan
     operands: Operands
-    enabled: bool = True
+    smallest: int = 1
+    """Rows and columns of tiles of pairs of blocks, at least; 0 for no tables."""
     kernels: list[tile.KernelOp] = field(default_factory=list[tile.KernelOp])
     _ranges: dict[tuple[bool, int, int], Table] = field(default_factory=dict[tuple[bool, int, int], Table])
 
     @property
     def wanted(self) -> bool:
         """Whether the mask has kinds of blocks."""
-        return self.enabled and present(self.operands.op.kinds) is not None
+        return self.smallest > 0 and present(self.operands.op.kinds) is not None
 
     @property
     def runs(self) -> int:

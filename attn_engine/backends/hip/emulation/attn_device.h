@@ -88,7 +88,7 @@ struct NumberOf {
 
 template <int STEP, class T>
 ATTN_DEVICE T exchange(T value) {
-  static_assert(sizeof(T) == 4, "lanes exchange 32 bits");
+  static_assert(sizeof(T) % 4 == 0, "lanes exchange words of 32 bits");
   return emulation::meet("an exchange of lanes", value, 0, [](const emulation::Slot *wave) {
     return detail::offered<T>(wave[detail::partner<STEP>(lane())].a);
   });

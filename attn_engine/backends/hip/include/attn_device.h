@@ -115,8 +115,11 @@ ATTN_DEVICE int exchange_bits(int value) {
 // so that groups of STEP lanes must already agree.
 template <int STEP, class T>
 ATTN_DEVICE T exchange(T value) {
-  static_assert(sizeof(T) == 4, "lanes exchange 32 bits");
-  return __builtin_bit_cast(T, detail::exchange_bits<STEP>(__builtin_bit_cast(int, value)));
+  constexpr int words = sizeof(T) / 4;
+  static_assert(words * 4 == sizeof(T), "lanes exchange words of 32 bits");
+  auto bits = __builtin_bit_cast(VectorOf<int, words>, value);
+  ATTN_UNROLL for (int w = 0; w < words; ++w) bits[w] = detail::exchange_bits<STEP>(bits[w]);
+  return __builtin_bit_cast(T, bits);
 }
 
 // The value of the lane STEP before (REVERSE: after) this one in its row of 16; `none` where there is no such lane.
