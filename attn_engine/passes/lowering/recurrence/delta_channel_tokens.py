@@ -219,8 +219,8 @@ class ChannelTokenGradients(Gradients):
 
         if not keys:
             d_q = tiles.map(self.shape, of_queries)
-        d_k = tiles.map(self.shape, of_keys)
-        return Sums(d_q, d_k, self._changed(tiles, level, sums.change, faded, product))
+        change = self._changed(tiles, level, sums.change, faded, product)
+        return Sums(d_q, tiles.map(self.shape, of_keys), change)
 
     def _changed(
         self, tiles: Tiles, level: SSAValue, before: SSAValue | None, faded: SSAValue, product: SSAValue
