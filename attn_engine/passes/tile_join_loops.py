@@ -13,6 +13,7 @@ from xdsl.ir import Block, BlockArgument, IRNode, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from attn_engine.dialects import tile
 from attn_engine.passes.hopper.edit import Before
 from attn_engine.passes.hopper.steps import launched
 from attn_engine.passes.lowering.scope import Index
@@ -198,10 +199,11 @@ def _between(start: Operation, end: Operation) -> Iterator[Operation]:
 
 
 def _computed_again(block: Block, written: set[SSAValue]) -> First:
-    """Values of a block's own ops that an earlier op of it has: ranges of blocks bring the same hoisted code each."""
+    """Values of a block, and of those around it, that an earlier op of them has: ranges of blocks bring the same hoisted
+    code each."""
     first: First = {}
     known: dict[tuple[object, ...], list[Operation]] = {}
-    for op in block.ops:
+    for op in [op for around in _around(block) for op in around.ops]:
         if not movable(op, written):
             continue
         operands = tuple(first.get(o, o) for o in op.operands)
@@ -214,6 +216,16 @@ def _computed_again(block: Block, written: set[SSAValue]) -> First:
         else:
             same.append(op)
     return first
+
+
+def _around(block: Block) -> list[Block]:
+    """A block and those that it stands in, from the kernel's on."""
+    found, parent = [block], block.parent_op()
+    while parent is not None and not isinstance(parent, tile.KernelOp):
+        assert parent.parent is not None
+        found.insert(0, parent.parent)
+        parent = parent.parent_op()
+    return found
 
 
 def _join(chain: Chain, written: set[SSAValue]) -> None:

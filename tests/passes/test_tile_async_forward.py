@@ -300,7 +300,7 @@ TABLE_FAULTS = {
 }
 
 
-PLANTED = [*((fault, "causal") for fault in FAULTS), *((fault, "first keys or window") for fault in FAULTS)]
+PLANTED = [*((fault, "causal") for fault in FAULTS), *((fault, "first keys or window") for fault in list(FAULTS)[:2])]
 
 
 @pytest.mark.parametrize(("fault", "name"), [*PLANTED, *((fault, "table") for fault in TABLE_FAULTS)])

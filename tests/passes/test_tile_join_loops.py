@@ -110,7 +110,7 @@ def loops_of(module: ModuleOp) -> int:
 ENDS = st.lists(st.tuples(st.integers(0, 40), st.integers(-9, 20)), min_size=2, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ENDS)
 def test_the_same_blocks_are_visited(ranges: list[tuple[int, int]]):
     """Ranges may be empty, or less than so, and end within a block. Every block has a sum of its own."""
