@@ -33,9 +33,7 @@ def on_cpu() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("per token, weighted", torch.float16), ("delta per token", torch.float32)], ids=str
-)
+@pytest.mark.parametrize(("kind", "dtype"), [("per token, weighted", torch.float16), ("delta", torch.float32)], ids=str)
 def test_results_and_gradients(on_cpu, kind: str, dtype: torch.dtype):
     check(operands(kind, dtype), "tilelang", 1e-2 if dtype == torch.float16 else 1e-4)
 
@@ -96,8 +94,9 @@ def lowered(text: str, arch: str, without: str = "") -> str:
     return lower(BACKEND.emit(module), arch)["k"]
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "gfx942"])
-@pytest.mark.parametrize("form", REFUSED)
+@pytest.mark.parametrize(
+    ("form", "arch"), [*((form, "sm_90a") for form in REFUSED), ("along both axes", "sm_80"), ("operand", "gfx942")]
+)
 def test_layouts_are_found(form: str, arch: str):
     assert "k_kernel" in lowered(kernel(form), arch)
 
