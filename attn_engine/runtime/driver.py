@@ -148,7 +148,6 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["single"] = request.deterministic
-    flags["tables"] = backend.level is not Level.BUFFERED or backend.smallest_tile > 1
     flags["table_tile"] = backend.smallest_tile
     convert = convert_spec(request.schedule, flags, backend.channels)
     ordered = pipelines.DETERMINISTIC if request.deterministic else ()

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from attn_engine.backends.tilelang import types
 from attn_engine.backends.tilelang.printer import KernelPrinter, element, is_flags, quoted_dtype
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_buffer_map import BufferMapOp
+from attn_engine.dialects.tile_buffer_memory import buffer_type
+from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import UnsupportedOpError
 
 MAP_LIMIT, ROW_LIMIT, KERNEL_LIMIT = 32, 6, 2
@@ -34,7 +37,7 @@ def scalar_literal(value: Attribute, type_: Attribute) -> str:
     return f'T.{name}(float("nan"))' if math.isnan(number) else f"T.{name}({number!r})"
 
 
-def _spell(printer: KernelPrinter, op: Operation, spelling: str, named: bool = True) -> None:
+def _spell(printer: KernelPrinter, op: Operation, spelling: str, named: bool = True, kept: bool = False) -> None:
     source, result = op.operands[0].type, op.results[0].type
     names = {
         "type": quoted_dtype(result),
@@ -45,7 +48,7 @@ def _spell(printer: KernelPrinter, op: Operation, spelling: str, named: bool = T
     uses = [spelling.count(f"{{{n}}}") * _weight(printer, operand) for n, operand in enumerate(op.operands)]
     weight = 1 + sum(uses)
     limit = (KERNEL_LIMIT, ROW_LIMIT, MAP_LIMIT)[min(len(printer.indices), 2)]
-    if _outlives(printer) or (weight > limit and (printer.indices or not printer.copies_ahead)):
+    if kept or _outlives(printer) or (weight > limit and (printer.indices or not printer.copies_ahead)):
         _keep(printer, op, value)
         return
     printer.weights[op.results[0]] = weight
@@ -101,7 +104,26 @@ def _truncate(printer: KernelPrinter, op: arith.TruncIOp) -> None:
 
 
 def _compare_integers(printer: KernelPrinter, op: arith.CmpiOp) -> None:
-    _spell(printer, op, types.CMPI[op.predicate.value.data])
+    """In a map of integers kept: TVM refuses a name for one of numbers of which the one is read for several elements."""
+    _spell(printer, op, types.CMPI[op.predicate.value.data], kept=_is_read(op) and _makes_integers(op.parent_op()))
+
+
+def _is_read(op: Operation) -> bool:
+    """Whether an op of a map depends on what is read from buffers."""
+    everywhere = op.parent_op()
+    if not isinstance(everywhere, BufferMapOp):
+        return False
+    block = everywhere.body.block
+    found: set[SSAValue] = {
+        a for a, v in zip(block.args, everywhere.inputs, strict=True) if isinstance(v.type, BufferType)
+    }
+    for earlier in block.ops:
+        found.update(earlier.results if found.intersection(earlier.operands) else ())
+    return bool(found.intersection(op.operands))
+
+
+def _makes_integers(op: Operation | None) -> bool:
+    return isinstance(op, BufferMapOp) and all(isinstance(buffer_type(o).element_type, IntegerType) for o in op.outputs)
 
 
 def _compare_floats(printer: KernelPrinter, op: arith.CmpfOp) -> None:

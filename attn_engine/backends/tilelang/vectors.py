@@ -16,7 +16,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_check import writes
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp
+from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp, GemmOp
 from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp
 from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, CopyInOp, CopyOp, buffer_type, is_fragment
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
@@ -34,7 +34,13 @@ class _Use:
     op: Elementwise | BufferReduceOp
     vector: SSAValue
     axis: int
+    sizes: tuple[int, ...]
+    """The tile's sizes, where they matter: products fix how tiles of all sizes lie; without them, each lies its own way."""
     place: int = -1
+
+    @property
+    def along(self) -> tuple[int, tuple[int, ...]]:
+        return self.axis, self.sizes
 
     def weight(self) -> int:
         """How often it happens, roughly."""
@@ -49,13 +55,15 @@ def _is_vector(value: SSAValue) -> bool:
 
 
 def _uses(kernel: tile.KernelOp) -> Iterator[_Use]:
+    has_products = any(isinstance(op, GemmOp) for op in kernel.walk())
     for op in kernel.walk():
         if isinstance(op, Elementwise) and len(op.shape) > 1:
             for place, (value, axes) in enumerate(zip(op.inputs, tile.axes_of(op.axes), strict=True)):
                 if _is_vector(value):
-                    yield _Use(op, value, axes[0], place)
+                    yield _Use(op, value, axes[0], () if has_products else op.shape, place)
         elif isinstance(op, BufferReduceOp):
-            yield _Use(op, op.target, 1 - op.axis.value.data)
+            shape = buffer_type(op.source).get_shape()
+            yield _Use(op, op.target, 1 - op.axis.value.data, () if has_products else shape)
 
 
 def _alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
@@ -77,7 +85,7 @@ def _crossing(kernel: tile.KernelOp) -> dict[SSAValue, list[_Use]]:
     alike, classes = _alike(kernel), dict[SSAValue, list[_Use]]()
     for use in _uses(kernel):
         classes.setdefault(alike[use.vector], []).append(use)
-    return {vector: uses for vector, uses in classes.items() if len({use.axis for use in uses}) > 1}
+    return {vector: uses for vector, uses in classes.items() if len({use.along for use in uses}) > 1}
 
 
 # --- loaded vectors ----------------------------------------------------------------------------
@@ -115,11 +123,11 @@ def _replace_by_shared(alloc: BufferAllocOp) -> None:
 # --- computed vectors --------------------------------------------------------------------------
 
 
-def _kept_axis(uses: list[_Use]) -> int:
-    """The axis along which the most uses lie; rows if both have as many."""
-    weights = Counter[int]()
+def _kept_axis(uses: list[_Use]) -> tuple[int, tuple[int, ...]]:
+    """The axis, and the tile, along which the most uses lie; rows if both have as many."""
+    weights = Counter[tuple[int, tuple[int, ...]]]()
     for use in uses:
-        weights[use.axis] += use.weight()
+        weights[use.along] += use.weight()
     return max(sorted(weights), key=weights.__getitem__)
 
 
@@ -127,7 +135,7 @@ def _turn(kernel: tile.KernelOp, uses: list[_Use]) -> None:
     """Sends the uses along the other axis through shared memory."""
     kept = _kept_axis(uses)
     twins: dict[SSAValue, SSAValue] = {}
-    for use in [u for u in uses if u.axis != kept]:
+    for use in [u for u in uses if u.along != kept]:
         if isinstance(use.op, BufferReduceOp):
             _turn_result(kernel, use.op)
         else:
@@ -187,6 +195,7 @@ class TilelangShareVectorsPass(ModulePass):
     ```
     Threads hold vectors alike that are computed from each other element by element: if any of these lie along both
     axes, those that are only loaded are loaded to shared memory, and for the rest the axis stays that most uses have.
+    In a kernel without products, tiles of other sizes are other tiles.
     """
 
     name = "tilelang-share-vectors"

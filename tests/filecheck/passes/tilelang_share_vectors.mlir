@@ -93,3 +93,22 @@ tile.kernel @rows(%x: !tile.global<1 x f32>, %n: i32) attributes {threads = 128 
   tile.copy_out %g, %x[%n] dims [0] : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
   tile.end
 }
+
+// Without products, tiles of other sizes lie otherwise: a sum of one goes to another through shared memory.
+// CHECK-LABEL: tile.kernel @sizes(
+tile.kernel @sizes(%x: !tile.global<1 x f32>, %n: i32) attributes {threads = 128 : i64} {
+  %rows = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %s = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %t = tile.buffer_alloc : !tile.buffer<64x16xf32, register>
+  %zero = arith.constant 0.0 : f32
+  tile.buffer_fill %s, %zero : !tile.buffer<64x64xf32, register>, f32
+  // CHECK: tile.buffer_reduce sum %s, 1 into %[[OWN:.*]] :
+  // CHECK-NEXT: tile.copy %[[OWN]], %[[SHARED:.*]] : {{.*}}, !tile.buffer<64xf32, shared>
+  // CHECK-NEXT: tile.copy %[[SHARED]], %rows{{.*}} :
+  tile.buffer_reduce sum %s, 1 into %rows : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
+  tile.buffer_map (%rows) axes [[0]] into (%t) : (!tile.buffer<64xf32, register>) into (!tile.buffer<64x16xf32, register>) {
+  ^bb0(%u: f32):
+    tile.yield %u : f32
+  }
+  tile.end
+}
