@@ -248,6 +248,81 @@ def fused_recurrent_gated_delta_rule(
     )  # fmt: skip
 
 
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: object | None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    **options: Any,
+) -> Result:
+    """`fused_recurrent_kda`; what `safe_gate`, `disable_recompute`, `use_graph` and `max_num_seqs` say changes no result."""
+    _check_options(options)
+    if cp_context is not None:
+        raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
+    if return_intermediate_states:
+        raise UnsupportedOptionError("return_intermediate_states", "here", "call it for each part, and keep its state")
+    return fused_recurrent_kda(
+        q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
+    )  # fmt: skip
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **options: Any,
+) -> Result:
+    """Kimi Delta Attention: the gated delta rule with a log decay g [B, T, H, K] per key channel.
+
+    `use_gate_in_kernel`: g is -exp(A_log) softplus(g + dt_bias) with A_log [H], dt_bias [H * K]; with a `lower_bound`
+    it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), of which A_log may be left out.
+    """
+    if use_gate_in_kernel:
+        A_log = None if A_log is None else A_log[:, None]
+        dt_bias = None if dt_bias is None else dt_bias.view(g.shape[2:])
+        g = _gate(g, A_log, dt_bias) if lower_bound is None else _bounded_gate(g, A_log, dt_bias, lower_bound)
+    return fused_recurrent_gated_delta_rule(
+        q, k, v, None, g, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, False, None,
+        None, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, **options,
+    )  # fmt: skip
+
+
 def l2norm(x: Tensor, eps: float = L2_EPSILON) -> Tensor:
     """x / sqrt(sum x^2 + eps) over the channels, in the dtype of x."""
     wide = x.float()
@@ -297,6 +372,11 @@ def _gate(g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None) -> Ten
         raise UnsupportedOptionError("use_gate_in_kernel", "without g and A_log", "pass both")
     step = g.float() if dt_bias is None else g.float() + dt_bias.float()
     return -A_log.float().exp() * F.softplus(step)
+
+
+def _bounded_gate(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float) -> Tensor:
+    step = g.float() if dt_bias is None else g.float() + dt_bias.float()
+    return lower_bound * torch.sigmoid(step if A_log is None else A_log.float().exp() * step)
 
 
 def _ones(v: Tensor) -> Tensor:

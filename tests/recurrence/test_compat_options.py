@@ -26,6 +26,11 @@ SIGNATURES = {
     " allow_neg_eigval state_v_first cu_seqlens cu_seqlens_cpu chunk_indices cp_context",
     fla.fused_recurrent_gated_delta_rule: f"q k v g gk gv beta {STATE} use_qk_l2norm_in_kernel use_gate_in_kernel A_log"
     " dt_bias use_beta_sigmoid_in_kernel allow_neg_eigval state_v_first cu_seqlens",
+    fla.chunk_kda: f"q k v g beta {STATE} use_qk_l2norm_in_kernel use_gate_in_kernel use_beta_sigmoid_in_kernel"
+    " allow_neg_eigval safe_gate lower_bound disable_recompute return_intermediate_states state_v_first cu_seqlens"
+    " cu_seqlens_cpu cp_context use_graph max_num_seqs",
+    fla.fused_recurrent_kda: f"q k v g beta A_log dt_bias {STATE} use_qk_l2norm_in_kernel use_gate_in_kernel"
+    " use_beta_sigmoid_in_kernel allow_neg_eigval lower_bound state_v_first cu_seqlens",
     mamba_ssm.mamba_chunk_scan_combined: "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus"
     " dt_limit return_final_states return_varlen_states state_dtype",
     mamba_ssm.selective_state_update: "state x dt A B C D z dt_bias dt_softplus state_batch_indices",
@@ -47,6 +52,33 @@ def qkv(tokens=70):
 
 def wide(*tensors):
     return [t.double() for t in tensors]
+
+
+@pytest.mark.parametrize("function", [fla.chunk_kda, fla.fused_recurrent_kda], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_kimi_delta_attention(function, lower_bound):
+    """Gates, betas and norms by its options, against the recurrence of what they mean."""
+    q, k, v, _, state = qkv()
+    generator = torch.Generator().manual_seed(3)
+    gate = torch.randn(*k.shape, generator=generator)
+    beta, a_log = (torch.randn(*shape, generator=generator) for shape in (k.shape[:3], k.shape[2:3]))
+    bias = torch.randn(k.shape[2] * k.shape[3], generator=generator)
+    step = gate.double() + bias.double().view(*k.shape[2:])
+    rate = a_log.double().exp()[:, None]
+    decay = -rate * F.softplus(step) if lower_bound is None else lower_bound * torch.sigmoid(rate * step)
+    unit = [F.normalize(x.double(), dim=-1) for x in (q, k)]
+    right, final = reference(
+        *unit, v.double(), decay=decay, beta=2 * beta.double().sigmoid(), initial_state=state.double()
+    )
+    o, got = function(
+        *(q, k, v, gate, beta), A_log=a_log, dt_bias=bias, initial_state=state, output_final_state=True,
+        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True,
+        lower_bound=lower_bound,
+    )  # fmt: skip
+    assert_near("o", o, right)
+    assert_near("final", got, final)
+    plain, _ = function(q, k, v, decay.float(), beta.sigmoid())
+    assert_near("given", plain, reference(*wide(q, k, v), decay=decay, beta=beta.double().sigmoid())[0])
 
 
 def test_states_may_have_values_first():
@@ -96,6 +128,8 @@ def test_what_is_not_there_is_refused():
     for call, name in (
         (lambda: fla.chunk_simple_gla(q, k, v, g, head_first=True), "head_first"),
         (lambda: fla.chunk_gated_delta_rule(q, k, v, g, cp_context=object()), "cp_context"),
+        (lambda: fla.chunk_kda(q, k, v, k, g, cp_context=object()), "cp_context"),
+        (lambda: fla.chunk_kda(q, k, v, k, g, return_intermediate_states=True), "return_intermediate_states"),
         (lambda: fla.chunk_gated_delta_rule(q, k, v, g, use_gate_in_kernel=True), "use_gate_in_kernel"),
         (lambda: fla.fused_recurrent_gla(q, k, v, gv=v), "gv"),
     ):
