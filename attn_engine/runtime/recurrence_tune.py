@@ -1,6 +1,6 @@
 """Measured forms of recurrences: a few are timed on the first call of a kind, and the fastest is kept, in a file too.
 
-The file is JSON, `{key: {"value_block": 64, "pieces": 2, ...}}` with options of `convert-recurrence-to-tile`, or `{}` where what
+Entries of the file are `{key: {"value_block": 64, "pieces": 2, ...}}` with options of `convert-recurrence-to-tile`, or `{}` where what
 `attn-schedule-recurrence` says was fastest. A key says what was measured, on which device, and with which versions.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -19,9 +19,9 @@ from attn_engine.backends.backend import get_backend
 from attn_engine.ir.schedule import padded
 from attn_engine.passes.attn_schedule_recurrence import LARGEST_KEY, WARPGROUP_ROWS
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, compiled_for
+from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for
 from attn_engine.runtime.tune import seconds_of, tune_key
-from attn_engine.runtime.tune_file import read_entries, write_entries
+from attn_engine.runtime.tune_file import FORM, add_entry, read_entries
 
 Change = dict[str, int | bool]
 STEPS: tuple[tuple[Change, ...], ...] = (
@@ -50,14 +50,14 @@ class RecurrenceTuner:
     def best(self, request: Request, run: Callable[[Request], object], device: torch.device) -> Request:
         """`run` makes a call in the form of a request."""
         key = tune_key("recurrence", Target(request.backend, ""), request, device)
-        known = read_file(self.file) if self.file else {}
+        known = read_entries(self.file, FORM) if self.file else {}
         if key in known:
             return _changed(request, known[key])
         if not self.measure:
             return request
         found = search(request, lambda r: seconds_of(lambda: run(r), device))
         if self.file:
-            write_file(self.file, key, {} if found == request else vars(found.schedule))
+            add_entry(self.file, FORM, key, {} if found == request else vars(found.schedule))
         return found
 
 
@@ -128,26 +128,3 @@ def tuned(tuner: str, compiled: Compiled, run: Callable[[Compiled], object], dev
     if (finder, request) not in _FOUND:
         _FOUND[finder, request] = finder.best(request, lambda other: run(compiled_for(other)), device)
     return compiled_for(_FOUND[finder, request])
-
-
-# --- the file ------------------------------------------------------------------------------------------
-
-
-def read_file(file: str) -> dict[str, Change]:
-    """What was measured before; nothing where there is no file."""
-    return read_entries(file, "form of a recurrence", _is_form)
-
-
-def _is_form(entry: Any) -> bool:
-    return isinstance(entry, dict) and all(_is_option(*item) for item in cast("dict[str, Any]", entry).items())
-
-
-def _is_option(name: str, value: object) -> bool:
-    """Numbers of a form are at least 1."""
-    default = vars(Schedule()).get(name)
-    return type(value) is type(default) and (type(value) is not int or value >= 1)
-
-
-def write_file(file: str, key: str, change: Change) -> None:
-    """Adds an entry; what others wrote meanwhile stays."""
-    write_entries(file, read_file(file) | {key: change})

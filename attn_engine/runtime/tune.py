@@ -13,23 +13,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from attn_engine.arch import ARCHES
-from attn_engine.backends.backend import BACKENDS, get_backend
+from attn_engine.backends.backend import get_backend
 from attn_engine.errors import ScheduleError
 from attn_engine.ir.schedule import Heads, KernelSchedule, Kind, Schedule
 from attn_engine.runtime.devices import Target
-from attn_engine.runtime.tune_file import read_entries, write_entries
+from attn_engine.runtime.tune_file import KERNELS, SCHEDULE, add_entry, read_entries
 
 Measure = Callable[[Schedule], float]
 """Seconds that one call takes with a schedule."""
 
 _CPU_BLOCKS = ((128, 128), (128, 256), (256, 512))
-_KERNELS = tuple(kind.value for kind in Kind)
-_NAMES = ("backend", "gradients")
 _TURNS = 3
 
 
@@ -52,7 +50,7 @@ class Tuner:
 
     def known(self) -> dict[str, Any]:
         """The entries of the file, if there is one."""
-        return read_file(self.file) if self.file else {}
+        return read_entries(self.file, SCHEDULE) if self.file else {}
 
     def write(self, key: str, schedule: Schedule, names: Mapping[str, str] | None = None) -> None:
         """Adds an entry to the file, if there is one."""
@@ -137,36 +135,13 @@ def _once(call: Callable[[], object], device: torch.device) -> float:
 
 
 # The file
-def read_file(file: str) -> dict[str, Any]:
-    """What was measured before; nothing where there is no file."""
-    return read_entries(file, "schedule", _is_entry)
-
-
-def _is_entry(kernels: Any) -> bool:
-    """Schedules of all kernels, and where backends were compared, both names."""
-    if not isinstance(kernels, dict):
-        return False
-    entry = cast("dict[str, Any]", kernels)
-    named = [entry[name] for name in _NAMES if name in entry]
-    return all(_is_schedule(entry.get(name)) for name in _KERNELS) and (
-        not named or (len(named) == len(_NAMES) and named[0] in BACKENDS and named[1] in ("", *BACKENDS))
-    )
-
-
-def _is_schedule(sizes: Any) -> bool:
-    return (
-        isinstance(sizes, list)
-        and len(cast("list[Any]", sizes)) == 4
-        and all(type(size) is int and size > 0 for size in cast("list[Any]", sizes))
-    )
 
 
 def write_file(file: str, key: str, schedule: Schedule, names: Mapping[str, str] | None = None) -> None:
-    """Adds an entry; what others wrote meanwhile stays."""
-    kernels = {name: list(getattr(schedule, name)) for name in _KERNELS}
-    write_entries(file, read_file(file) | {key: kernels | dict(names or {})})
+    """Adds the entry of a schedule, and of the backends of its kernels where several were compared."""
+    add_entry(file, SCHEDULE, key, {name: list(getattr(schedule, name)) for name in KERNELS} | dict(names or {}))
 
 
 def schedule_of(entry: Mapping[str, list[int]], default: Schedule) -> Schedule:
     """The schedule of an entry; what an entry does not tell is that of `default`."""
-    return replace(default, **{name: KernelSchedule(*entry[name]) for name in _KERNELS})
+    return replace(default, **{name: KernelSchedule(*entry[name]) for name in KERNELS})

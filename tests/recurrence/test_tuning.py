@@ -11,9 +11,12 @@ import torch
 from attn_engine import LinearAttentionEngine, meta_tensor
 from attn_engine.errors import TuneFileError
 from attn_engine.frontend.recurrence import Kind
-from attn_engine.runtime import recurrence_tune
+from attn_engine.ir import schedule as attention
+from attn_engine.runtime import recurrence_tune, tune
 from attn_engine.runtime.recurrence_compile import Place, Request, Schedule
 from attn_engine.runtime.recurrence_tune import RecurrenceTuner, search
+from attn_engine.runtime.tune import Tuner
+from attn_engine.runtime.tune_file import FORM, add_entry, read_entries
 from tests.recurrence.support import assert_near, reference
 
 REQUEST = Request(Kind(torch.bfloat16, 128, 128, "token"), "triton", Schedule(), place=Place("sm_90", 64, 4096, True))
@@ -129,7 +132,7 @@ def test_care_is_kept_where_channels_are_narrow():
 def test_other_options_of_a_form_are_refused(change, tmp_path):
     (tmp_path / "forms.json").write_text(json.dumps({"a": change}))
     with pytest.raises(TuneFileError, match="no form of a recurrence at 'a'"):
-        recurrence_tune.read_file(str(tmp_path / "forms.json"))
+        read_entries(str(tmp_path / "forms.json"), FORM)
 
 
 @pytest.mark.parametrize("text", ["no", "[]", '{"a": 3}', '{"a": {"warp": 3}}'])
@@ -138,3 +141,14 @@ def test_other_files_are_refused(text, tmp_path):
     with pytest.raises(TuneFileError):
         call(engine(40, tmp_path / "forms.json"), 40)
     assert RecurrenceTuner().measure
+
+
+def test_one_file_holds_attentions_and_recurrences(tmp_path):
+    """Each finds its own entries, and leaves those of the other where they are."""
+    file = str(tmp_path / "tuned.json")
+    schedule = attention.Schedule(*[attention.KernelSchedule(32, 16, 4, 1)] * 4)
+    tune.write_file(file, "attention", schedule)
+    add_entry(file, FORM, "recurrence", {"chunk": 32})
+    tune.write_file(file, "another", schedule, {"backend": "cpu", "gradients": ""})
+    assert set(Tuner(file).known()) == {"attention", "another"}
+    assert read_entries(file, FORM) == {"recurrence": {"chunk": 32}}
