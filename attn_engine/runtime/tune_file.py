@@ -17,7 +17,6 @@ from attn_engine.errors import TuneFileError
 from attn_engine.ir.schedule import Kind
 from attn_engine.runtime.recurrence_compile import Schedule
 
-
 SCHEDULE, FORM = "schedule", "form of a recurrence"
 KERNELS = tuple(kind.value for kind in Kind)
 NAMES = ("backend", "gradients")
