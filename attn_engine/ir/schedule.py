@@ -46,12 +46,14 @@ class Heads:
     """Sizes of the heads as tiles hold them, and the element type of q, k and v.
 
     `gathered` are bytes that loads of captures bring per score (a dense bias in f32: 4); the loop stages them too.
+    `masked_by_key` says that the mask reads captures at keys: what it reads, and ranges from tables, take registers.
     """
 
     qk: int
     v: int
     dtype: str
     gathered: int = 0
+    masked_by_key: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in BYTES:

@@ -67,6 +67,11 @@ _HIP: dict[int, Preferences] = {
         _kernels((16, 64, 4, 2)),
     ),
 }
+_HIP_BY_KEY: dict[int, Preferences] = {
+    **_HIP,
+    128: _preferences(_kernels((256, 32, 8, 2)), _HIP[128][Kind.DQ], _HIP[128][Kind.DKDV]),
+}
+"""With a mask that reads captures at keys, 64 keys a block spill."""
 _WIDE: dict[int, Preferences] = {
     64: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 2)), _kernels((32, 64, 4, 2))),
     128: _preferences(_kernels((64, 32, 4, 2)), _kernels((64, 32, 4, 1)), _kernels((32, 32, 4, 1))),
@@ -107,6 +112,8 @@ _OF_BACKEND: dict[tuple[str, Vendor | str], dict[int, Preferences]] = {
     ("tilelang", "sm_90"): _TILELANG,
 }
 """Backends whose kernels want other blocks than the device's usual ones, on a vendor's devices or on one."""
+_BY_KEY: dict[tuple[str, Vendor | str], dict[int, Preferences]] = {**_OF_BACKEND, ("hip", Vendor.AMD): _HIP_BY_KEY}
+"""The same where the mask reads captures at keys."""
 
 
 def default_kernel_schedule(
@@ -114,8 +121,9 @@ def default_kernel_schedule(
 ) -> KernelSchedule:
     """The first preference that the device can hold."""
     wide = _WIDE_CDNA if arch.vendor is Vendor.AMD else _WIDE if tf32 and arch.tf32 else _EXACT
-    usual = _OF_BACKEND.get((backend, arch.vendor), _TABLE[arch.name])
-    narrow = _OF_BACKEND.get((backend, arch.name), usual)
+    of_backend = _BY_KEY if heads.masked_by_key else _OF_BACKEND
+    usual = of_backend.get((backend, arch.vendor), _TABLE[arch.name])
+    narrow = of_backend.get((backend, arch.name), usual)
     table = narrow if BYTES[heads.dtype] == 2 else wide
     size = max(padded(heads.qk), padded(heads.v))
     limit = next((limit for limit in table if size <= limit), max(table))

@@ -253,6 +253,10 @@ def _join(chain: Chain, written: set[SSAValue]) -> None:
             Rewriter.erase_op(op)
 
 
+def kernels_of(module: builtin.ModuleOp) -> list[tile.KernelOp]:
+    return [op for op in module.ops if isinstance(op, tile.KernelOp)]
+
+
 @dataclass(frozen=True)
 class TileJoinLoopsPass(ModulePass):
     """Makes one loop of those in a row whose bodies differ in nothing but where their blocks start.
@@ -280,10 +284,10 @@ class TileJoinLoopsPass(ModulePass):
     name = "tile-join-loops"
 
     plan: str = "forward"
-    """The plan whose kernels are changed."""
+    """The plan whose kernels are changed; all kernels if empty."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        for kernel in [signature.kernel for signature in launched(op, self.plan)]:
+        for kernel in [s.kernel for s in launched(op, self.plan)] if self.plan else kernels_of(op):
             written, loops = written_by(kernel), [o for o in kernel.walk() if isinstance(o, scf.ForOp)]
             for block in [kernel.body.block, *(loop.body.block for loop in loops)]:
                 for chain in [chain for chain in _chains(block, written) if len(chain) > 1]:

@@ -91,9 +91,9 @@ def _is_banded(module: ModuleOp) -> bool:
     return end is not None and (len(end.operands) > _ENDS or constant_of(end.operands[0]) != 0)
 
 
-def _reads_keys(op: attn.AttentionOp | attn.OnlineOp) -> bool:
-    """Whether scores or their mask need a captured value for each key."""
-    for name in ("score_mod", "mask"):
+def _reads_keys(op: attn.AttentionOp | attn.OnlineOp, *names: str) -> bool:
+    """Whether scores or their mask, or what is named of them, need a captured value for each key."""
+    for name in names or ("score_mod", "mask"):
         region = getattr(op, name)
         if region is not None and region.blocks:
             axes = axes_of(op, name)
@@ -129,7 +129,7 @@ def _in_blocks(op: attn.BackwardOp) -> int:
 def heads_of(module: ModuleOp) -> Heads:
     """What a schedule must know of the attention in a module."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op))
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), _reads_keys(op, "mask"))
 
 
 def _channels(value: SSAValue) -> int:

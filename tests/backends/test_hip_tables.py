@@ -80,3 +80,14 @@ def test_compiles_as_predicted(arch: str, mask):
     for name, kernel in found.items():
         assert (kernel.spills, kernel.mfma, kernel.shared) == (0, 0, needs[name.removesuffix("_kernel")].shared)
         assert kernel.registers <= 128
+
+
+@needs_clang
+def test_two_runs_of_wide_heads_take_no_scratch():
+    """Fewer keys in a block of the forward; loops over several ranges of blocks are one."""
+    view = View(torch.bfloat16, 128, 128, arch="gfx942", backend="hip")
+    text = attn_engine.compile(mask_mod=first_keys).source("hip", view)
+    assert {name: kernel.spills for name, kernel in inspect(text, "gfx942").items()} == {
+        "forward_q_ranges_256_32_kernel": 0,
+        "forward_kernel_kernel": 0,
+    }

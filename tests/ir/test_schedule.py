@@ -101,3 +101,17 @@ def test_heads_that_fit_nowhere():
 def test_gathered_scores_take_shared_memory_too():
     plain, biased = (default_schedule(get_arch("sm_90"), Heads(64, 64, "bf16", gathered)).dq for gathered in (0, 16))
     assert biased.num_stages < plain.num_stages or biased.block_m * biased.block_n < plain.block_m * plain.block_n
+
+
+def test_ids_of_keys_take_registers_on_hip():
+    """Where the mask reads captures at keys, a block has fewer of them, and only there."""
+    plain, masked = (
+        [default_schedule(get_arch("gfx942"), Heads(d, d, "bf16", 0, by_key), backend="hip") for d in (64, 128)]
+        for by_key in (False, True)
+    )
+    assert plain[0] == masked[0] and replace(plain[1], forward=masked[1].forward) == masked[1]
+    assert masked[1].forward.block_n < plain[1].forward.block_n
+    hopper = get_arch("sm_90")
+    assert default_schedule(hopper, Heads(128, 128, "bf16", 0, True)) == default_schedule(
+        hopper, Heads(128, 128, "bf16")
+    )

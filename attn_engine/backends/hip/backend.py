@@ -6,6 +6,7 @@ from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.layouts import SIZES
 
 PIPELINE = (
+    'tile-join-loops{plan=""}',
     "tile-expand-math",
     "hip-transpose",
     "tile-assign-memory{warp_size=64}",
