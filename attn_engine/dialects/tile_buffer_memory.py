@@ -176,6 +176,14 @@ class BufferAllocOp(IRDLOperation):
         return next(op for op in kernel.walk() if isinstance(op, BufferAllocOp)) is self
 
 
+def shared_like(value: SSAValue, hint: str | None) -> BufferAllocOp:
+    """A buffer in shared memory of the shape and elements of another one."""
+    type_ = buffer_type(value)
+    alloc = BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
+    alloc.result.name_hint = hint
+    return alloc
+
+
 @irdl_op_definition
 class BufferFillOp(IRDLOperation):
     """Sets every element of a buffer to a scalar.

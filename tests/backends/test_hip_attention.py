@@ -13,10 +13,7 @@ import torch
 import attn_engine
 from attn_engine import library
 from attn_engine.arch import get_arch
-from attn_engine.backends.backend import BACKENDS, Availability
-from attn_engine.backends.hip.backend import BACKEND as HIP
 from attn_engine.backends.hip.build import check as check_device
-from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.predict import Needs, predict
 from attn_engine.backends.hip.toolchain import has_compiler, inspect
@@ -26,22 +23,13 @@ from attn_engine.runtime import inspect as runtime_inspect
 from attn_engine.runtime.inspect import View
 from attn_engine.universe import PASSES, make_context
 from tests.support.compare import check, plain, qkv
-from tests.support.hip import emulates, needs_clang, needs_gfx950, parse
-
-EMULATED = "hip_emulated"
-SMALL = Schedule(
-    KernelSchedule(64, 32, 4, 1),
-    KernelSchedule(64, 64, 4, 1),
-    KernelSchedule(64, 32, 4, 1),
-    KernelSchedule(32, 64, 4, 1),
-)
+from tests.support.hip import EMULATED, SMALL, emulates, emulation, needs_clang, needs_gfx950, parse
 
 
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
-    BACKENDS[EMULATED] = lambda: replace(HIP, name=EMULATED, build=emulate, check=lambda: Availability(True))
-    yield
-    del BACKENDS[EMULATED]
+    with emulation():
+        yield
 
 
 def causal():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +10,6 @@ from torch.nn.functional import logsigmoid
 
 import attn_engine
 from attn_engine.arch import get_arch
-from attn_engine.backends.backend import BACKENDS, Availability
-from attn_engine.backends.hip.backend import BACKEND as HIP
-from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.predict import predict
 from attn_engine.backends.hip.toolchain import inspect
@@ -22,19 +18,16 @@ from attn_engine.passes.attn_schedule_recurrence import form_of
 from attn_engine.runtime import devices
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.recurrence_compile import Compiled, Request, default_schedule, scheduled, to_tile
-from tests.support.hip import emulates, needs_clang
+from tests.support.hip import EMULATED, emulates, emulation, needs_clang
 from tests.support.recurrences import HEADS, KEY, KINDS, check, operands
-
-EMULATED = "hip_emulated"
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The schedules of an AMD device."""
-    BACKENDS[EMULATED] = lambda: replace(HIP, name=EMULATED, build=emulate, check=lambda: Availability(True))
     monkeypatch.setattr(devices, "arch_of", lambda device: "gfx942")
-    yield
-    del BACKENDS[EMULATED]
+    with emulation():
+        yield
 
 
 @emulates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,34 +12,22 @@ from xdsl.rewriter import Rewriter
 import attn_engine
 from attn_engine import library
 from attn_engine.arch import get_arch
-from attn_engine.backends.backend import BACKENDS, Availability
-from attn_engine.backends.hip.backend import BACKEND as HIP
-from attn_engine.backends.hip.build import emulate
 from attn_engine.backends.hip.emit import emit
 from attn_engine.backends.hip.predict import predict
 from attn_engine.backends.hip.toolchain import has_compiler, inspect
 from attn_engine.dialects import tile
-from attn_engine.ir.schedule import KernelSchedule, Schedule
 from attn_engine.passes.lowering import block_ranges
 from attn_engine.runtime.inspect import View
 from tests.support.block_tables import check_documents, check_skipped
-from tests.support.hip import emulates, needs_clang, parse
+from tests.support.hip import EMULATED, SMALL, emulates, emulation, needs_clang, parse
 
-EMULATED = "hip_emulated"
-SMALL = Schedule(
-    KernelSchedule(64, 32, 4, 1),
-    KernelSchedule(64, 64, 4, 1),
-    KernelSchedule(64, 32, 4, 1),
-    KernelSchedule(32, 64, 4, 1),
-)
 IDS = torch.arange(64) // 9
 
 
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
-    BACKENDS[EMULATED] = lambda: replace(HIP, name=EMULATED, build=emulate, check=lambda: Availability(True))
-    yield
-    del BACKENDS[EMULATED]
+    with emulation():
+        yield
 
 
 @emulates

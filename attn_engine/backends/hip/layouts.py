@@ -103,9 +103,7 @@ def _share_operands(kernel: tile.KernelOp, keep: bool) -> None:
             fine = position == 1 and keep and op.transpose_b is None
             if not memory.is_fragment(value) or fine:
                 continue
-            type_ = memory.buffer_type(value)
-            alloc = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
-            alloc.result.name_hint = f"{value.name_hint or 'v'}_{part}"
+            alloc = memory.shared_like(value, f"{value.name_hint or 'v'}_{part}")
             Rewriter.insert_op(alloc, InsertPoint.at_start(kernel.body.block))
             Rewriter.insert_op(memory.CopyOp(value, alloc.result), InsertPoint.before(op))
             op.operands[position] = alloc.result
@@ -144,11 +142,9 @@ class _Vectors:
 
     def _turned(self, vector: SSAValue, removed: int, op: Operation) -> SSAValue:
         """The vector laid along the other axis, by way of LDS."""
-        type_ = memory.buffer_type(vector)
-        shared = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
-        turned = memory.BufferAllocOp(type_)
-        for alloc, suffix in ((shared, "shared"), (turned, "turned")):
-            alloc.result.name_hint = f"{vector.name_hint or 'v'}_{suffix}"
+        name = vector.name_hint or "v"
+        shared, turned = memory.shared_like(vector, f"{name}_shared"), memory.BufferAllocOp(memory.buffer_type(vector))
+        turned.result.name_hint = f"{name}_turned"
         Rewriter.insert_op([shared, turned], InsertPoint.at_start(self._kernel.body.block))
         copies = [memory.CopyOp(vector, shared.result), memory.CopyOp(shared.result, turned.result)]
         Rewriter.insert_op(copies, InsertPoint.before(op))

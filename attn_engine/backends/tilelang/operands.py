@@ -11,14 +11,11 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_compute import GemmOp, Split
-from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, CopyOp, buffer_type, is_fragment
-from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.dialects.tile_buffer_memory import CopyOp, is_fragment, shared_like
 
 
 def _share_left(kernel: tile.KernelOp, op: GemmOp) -> None:
-    type_ = buffer_type(op.a)
-    twin = BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
-    twin.result.name_hint = f"{op.a.name_hint or 'v'}_shared"
+    twin = shared_like(op.a, f"{op.a.name_hint or 'v'}_shared")
     Rewriter.insert_op(twin, InsertPoint.at_start(kernel.body.block))
     Rewriter.insert_op(CopyOp(op.a, twin.result), InsertPoint.before(op))
     op.operands[0] = twin.result

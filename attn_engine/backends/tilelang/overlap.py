@@ -232,8 +232,7 @@ def _store_through_shared(form: Form) -> None:
         if BLOCK not in op.attributes or len(type_.get_shape()) != 2 or type_.byte_size > free:
             continue
         free -= type_.byte_size
-        alloc = memory.BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
-        alloc.result.name_hint = op.target.name_hint
+        alloc = memory.shared_like(op.value, op.target.name_hint)
         Rewriter.insert_op(alloc, InsertPoint.at_start(form.kernel.body.block))
         Rewriter.insert_op(memory.CopyOp(op.value, alloc.result), InsertPoint.before(op))
         op.operands[0] = alloc.result

@@ -18,8 +18,15 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_check import writes
 from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp, GemmOp
 from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp
-from attn_engine.dialects.tile_buffer_memory import BufferAllocOp, CopyInOp, CopyOp, buffer_type, is_fragment
-from attn_engine.dialects.tile_types import BufferType, MemorySpace
+from attn_engine.dialects.tile_buffer_memory import (
+    BufferAllocOp,
+    CopyInOp,
+    CopyOp,
+    buffer_type,
+    is_fragment,
+    shared_like,
+)
+from attn_engine.dialects.tile_types import BufferType
 
 _PER_LOOP = 8
 """How much more often than what stands around it a loop's body is taken to run."""
@@ -104,20 +111,11 @@ def _move_loaded(kernel: tile.KernelOp) -> None:
     for alloc in [op for op in kernel.body.walk() if isinstance(op, BufferAllocOp)]:
         vector = alloc.result
         if _is_vector(vector) and alike[vector] in crossing and _is_only_loaded(vector):
-            _replace_by_shared(alloc)
+            Rewriter.replace_op(alloc, shared_like(vector, vector.name_hint))
 
 
-def _shared_like(vector: SSAValue) -> BufferAllocOp:
-    type_ = buffer_type(vector)
-    new = BufferAllocOp(BufferType(type_.get_shape(), type_.element_type, MemorySpace.SHARED))
-    new.result.name_hint = f"{vector.name_hint or 'v'}_shared"
-    return new
-
-
-def _replace_by_shared(alloc: BufferAllocOp) -> None:
-    new = _shared_like(alloc.result)
-    new.result.name_hint = alloc.result.name_hint
-    Rewriter.replace_op(alloc, new)
+def _twin(kernel: tile.KernelOp, vector: SSAValue) -> SSAValue:
+    return _insert(kernel, shared_like(vector, f"{vector.name_hint or 'v'}_shared"))
 
 
 # --- computed vectors --------------------------------------------------------------------------
@@ -139,7 +137,7 @@ def _turn(kernel: tile.KernelOp, uses: list[_Use]) -> None:
         if isinstance(use.op, BufferReduceOp):
             _turn_result(kernel, use.op)
         else:
-            twin = twins.get(use.vector) or _insert(kernel, _shared_like(use.vector))
+            twin = twins.get(use.vector) or _twin(kernel, use.vector)
             twins[use.vector] = twin
             if not _is_current(use.op, use.vector, twin):
                 Rewriter.insert_op(CopyOp(use.vector, twin), InsertPoint.before(use.op))
@@ -157,7 +155,7 @@ def _turn_result(kernel: tile.KernelOp, op: BufferReduceOp) -> None:
     own = BufferAllocOp(buffer_type(target))
     own.result.name_hint = target.name_hint
     _insert(kernel, own)
-    twin = _insert(kernel, _shared_like(target))
+    twin = _twin(kernel, target)
     op.operands[1] = own.result
     Rewriter.insert_op([CopyOp(own.result, twin), CopyOp(twin, target)], InsertPoint.after(op))
 
