@@ -332,7 +332,7 @@ def compile(
         row: weights from a row of scores, as in `attn_engine.library`; softmax if absent.
         query_mod, key_mod, value_mod: (x) or (x, b, h, position, channel), elementwise; they may reduce over the
             channels of the row, and read x[i] at another channel i.
-        backend: by default cpu on a CPU and triton on a GPU; on Hopper the one whose forward should be fastest.
+        backend: by default ("auto") cpu on a CPU and triton on a GPU; on Hopper the one whose forward should be fastest.
             "reference" computes densely in torch operations, for second derivatives, forward mode and float64.
         deterministic: results and gradients, those of captured tensors too, are the same in every run, bit for bit.
     """

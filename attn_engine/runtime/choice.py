@@ -18,6 +18,7 @@ from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import padded
 from attn_engine.runtime.devices import Target, is_usable
+from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.predict import Prediction, predict
 from attn_engine.runtime.schedules import heads_of
 
@@ -65,7 +66,7 @@ def choose(backend: str | None, target: Target, module: ModuleOp, in_blocks: boo
 
 def is_open(backend: str | None, target: Target) -> bool:
     """Whether there is anything to choose."""
-    return backend is None and target.backend == PLAIN and target.arch == ASYNC_ARCH
+    return named_backend(backend) is None and target.backend == PLAIN and target.arch == ASYNC_ARCH
 
 
 def consider(module: ModuleOp, anywhere: bool = False) -> Considered:

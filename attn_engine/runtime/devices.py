@@ -10,7 +10,7 @@ import torch
 
 from attn_engine.backends.backend import BACKENDS, get_backend
 from attn_engine.errors import BackendUnavailableError
-from attn_engine.runtime.env import settings
+from attn_engine.runtime.env import named_backend
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def arch_of(device: torch.device) -> str:
 
 def target_of(device: torch.device, backend: str | None) -> Target:
     """The backend asked for, else the environment's, else triton on a GPU and cpu elsewhere."""
-    name = backend or settings().backend or ("triton" if device.type == "cuda" else "cpu")
+    name = named_backend(backend) or ("triton" if device.type == "cuda" else "cpu")
     return Target(name, arch_of(device)) if is_usable(name) else _refuse(name)
 
 

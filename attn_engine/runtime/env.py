@@ -11,9 +11,19 @@ class Settings:
     """What the environment says; see each field."""
 
     backend: str | None
-    """ATTN_ENGINE_BACKEND: the backend of every call that names none."""
+    """ATTN_ENGINE_BACKEND: the backend of every call that names none; "auto" is as if it were not set."""
     verify_each: bool
     """ATTN_ENGINE_VERIFY=1: verify the IR after every pass."""
+
+
+AUTO = "auto"
+"""Names no backend: the device's own is taken, or the one of several that should be fastest."""
+
+
+def named_backend(backend: str | None) -> str | None:
+    """The backend asked for by a call or else by the environment, if one was."""
+    name = backend or settings().backend
+    return None if name == AUTO else name
 
 
 def settings() -> Settings:

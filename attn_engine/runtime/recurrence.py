@@ -47,7 +47,7 @@ def recurrence(
         initial_state: [B, H, K, V], or one per sequence; zeros if None.
         output_final_state: whether to return the state after the last token, float32; else None.
         cu_seqlens: [N + 1] integers: N sequences that follow each other in a batch of one.
-        backend: by default triton on a GPU and cpu elsewhere.
+        backend: by default ("auto") triton on a GPU and cpu elsewhere.
 
     Differentiable in all tensors, through o and the final state. o has the dtype of q and the shape of v.
 

@@ -41,7 +41,7 @@ class LinearAttentionEngine:
         tune: measure some forms at the first call of a kind, and of its gradients, and take the fastest.
         tune_file: JSON in which measured forms are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bhsd" (batch, heads, tokens, channels) or "bshd".
-        backend: by default triton on a GPU and cpu elsewhere.
+        backend: by default ("auto") triton on a GPU and cpu elsewhere.
 
     Raises:
         LayoutError, MetaMismatchError, CustomInputError: for arguments that do not fit.

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from attn_engine.errors import ForwardModeError, FunctionTransformError
 from attn_engine.interpreters.attn import run_attention
-from attn_engine.runtime.env import settings
+from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.vectorize import is_differentiated
 
 REFERENCE = "reference"
@@ -23,7 +23,7 @@ REFERENCE = "reference"
 
 def is_reference(backend: str | None) -> bool:
     """Whether the user, or the environment, asks for the reference."""
-    return (backend or settings().backend) == REFERENCE
+    return named_backend(backend) == REFERENCE
 
 
 def rows(module: ModuleOp, q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float) -> list[Tensor]:

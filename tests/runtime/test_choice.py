@@ -10,7 +10,7 @@ from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.ir.schedule import Heads
 from attn_engine.runtime import choice, driver, predict
-from attn_engine.runtime.devices import Target
+from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.schedules import default_schedule
 
 HOPPER = Target("triton", "sm_90")
@@ -110,3 +110,27 @@ def test_gradients_of_another_backend():
         ("tilelang", False),
         ("triton", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "backend", "is_open"),
+    [
+        ("", None, True),
+        ("", "auto", True),
+        ("auto", None, True),
+        ("triton", None, False),
+        ("triton", "auto", True),
+        ("auto", "triton", False),
+        ("", "triton", False),
+    ],
+)
+def test_a_name_closes_the_choice_and_auto_opens_it(monkeypatch, environment: str, backend: str | None, is_open: bool):
+    """A name in the environment counts as one in a call."""
+    monkeypatch.setenv("ATTN_ENGINE_BACKEND", environment)
+    assert choice.is_open(backend, HOPPER) == is_open
+
+
+@pytest.mark.parametrize("environment", ["cpu", "auto"])
+def test_auto_takes_the_backend_of_the_device(monkeypatch, environment: str):
+    monkeypatch.setenv("ATTN_ENGINE_BACKEND", environment)
+    assert target_of(torch.device("cpu"), "auto").backend == "cpu"
