@@ -1,4 +1,4 @@
-"""TileLang's kernels on a GPU, forward and every gradient, beside those of Triton; and the choice by measurement."""
+"""TileLang's kernels on a GPU, forward and every gradient, beside Triton's; recurrences; the choice by measurement."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import attn_engine
 from attn_engine import AttentionEngine, library, meta_tensor
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.build import build
+from tests.gpu.recurrence_cases import compare, made, near, reference
 from tests.gpu.test_attention import NAMES, TOLERANCE, definition
 
 AVAILABLE = get_backend("tilelang").check()
@@ -36,6 +37,19 @@ def results(name: str, dtype: torch.dtype, dim: int, backend: str) -> list[Tenso
     return [o.detach(), *torch.autograd.grad(o, [*leaves, *(c for c in captures if c.requires_grad)], d_o)]
 
 
+def test_recurrence():
+    compare(made(1, 200, 4, 2, 64, 64, torch.float16), torch.float16, backend="tilelang")
+
+
+@pytest.mark.parametrize("kind", ["channel", "delta", "channel delta"])
+def test_recurrence_forward(kind: str):
+    x = made(1, 200, 4, 2, 64, 64, torch.float16, kind)
+    found = attn_engine.recurrence(**x, output_final_state=True, backend="tilelang")
+    wanted = reference(**{name: tensor.double() for name, tensor in x.items()})
+    for name, got, right in zip(("o", "final"), found, wanted, strict=True):
+        near(name, got, right, torch.float16)
+
+
 @pytest.mark.parametrize(("name", "dtype", "dim"), CASES)
 def test_beside_triton(name: str, dtype: torch.dtype, dim: int):
     wanted, triton, found = (results(name, dtype, dim, b) for b in ("reference", "triton", "tilelang"))
@@ -51,7 +65,8 @@ def test_the_fastest_is_measured_and_kept(tmp_path: Path):
         pytest.skip("only Hopper has several backends to choose from")
     meta = [meta_tensor(1, 8, 1024, 128, dtype=torch.bfloat16)] * 3
     q, k, v = (torch.randn(1, 8, 1024, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    outputs, told = [], []
+    outputs: list[Tensor] = []
+    told: list[str] = []
     for _ in range(2):
         engine = AttentionEngine(
             meta, mask_mod=library.causal, tune=True, tune_file=str(tmp_path / "t.json"), backend="auto", layout="bhsd"
