@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
@@ -13,7 +15,16 @@ T = TypeVar("T")
 
 def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
     """Runs each task in a process of its own; what one cannot build shows again, with its error, where it is timed."""
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", "1"
+    )  # or each would start as many processes as there are cores
     workers = max(1, min(len(tasks), len(os.sched_getaffinity(0)) - 2))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for future in [pool.submit(work, task) for task in tasks]:
+        for future in [pool.submit(_timed, work, task) for task in tasks]:
             future.exception()
+
+
+def _timed(work: Callable[[T], object], task: T) -> None:
+    start = time.monotonic()
+    work(task)
+    print(f"    built {task} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
