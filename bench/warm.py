@@ -15,9 +15,8 @@ T = TypeVar("T")
 
 def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
     """Runs each task in a process of its own; what one cannot build shows again, with its error, where it is timed."""
-    os.environ.setdefault(
-        "TORCHINDUCTOR_COMPILE_THREADS", "1"
-    )  # or each would start as many processes as there are cores
+    # Or each would start as many processes as there are cores.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     workers = max(1, min(len(tasks), len(os.sched_getaffinity(0)) - 2))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for future in [pool.submit(_timed, work, task) for task in tasks]:
