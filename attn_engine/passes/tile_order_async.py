@@ -25,7 +25,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, yields
 from attn_engine.passes.hopper.form import signature_of
-from attn_engine.passes.hopper.late import Inputs, late_half
+from attn_engine.passes.hopper.late import Inputs, late_half, product_cycles
 from attn_engine.passes.hopper.pin import behind, pin_weights, round_alone
 from attn_engine.passes.lowering.scope import Scope
 
@@ -170,7 +170,10 @@ class TileOrderAsyncPass(ModulePass):
 
     In a consumer the product for the scores of a block is started first, then the one for the output of the block before,
     and the arithmetic on the scores overlaps with the latter. What the late half needs of its own step is carried by
-    the loops. Slots are released late, under products. In the producer copies take the same order.
+    the loops. In the producer copies take the same order.
+
+    Slots are released behind the waits for the products that read them, so that copies start early; where the products
+    of a step are short, under those of the next step, so that the consumer's own warps do not meet between products.
 
     ```
     scf.for ... { %s = wait 0, dot(q, k); %p = weights(%s); %acc1 = wait 0, dot(%p, v, %acc) }
@@ -192,8 +195,9 @@ class TileOrderAsyncPass(ModulePass):
     """The plan whose kernel is changed."""
     pin: bool = AsyncSchedule.pin
     """Whether to keep the assembler from hoisting the wait for the output above the exponentials."""
-    hold: bool = True
-    """Whether slots are released under the products of the next step, not behind the waits for their own."""
+    hold: bool | None = None
+    """Whether slots are released under the products of the next step, not behind the waits for their own; where these
+    are short, if absent."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         kernel = signature_of(op, self.plan).kernel
@@ -208,4 +212,5 @@ class TileOrderAsyncPass(ModulePass):
                 round_alone(block)
             if self.pin:
                 pin_weights(loops[-1].body.block)
-            _Rotation(body, self.hold).run()
+            hold = AsyncSchedule.holds(product_cycles(loops[-1].body.block)) if self.hold is None else self.hold
+            _Rotation(body, hold).run()

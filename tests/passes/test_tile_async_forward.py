@@ -355,14 +355,27 @@ def test_the_output_leaves_through_the_queries_where_room_is_short():
     torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("hold", ["true", "false"])
 @pytest.mark.parametrize("name", ["causal", "sigmoid"])
-def test_slots_may_be_released_at_once(name: str):
-    """Behind the wait for the product that read them; nothing carries which are free."""
+def test_when_slots_are_released_changes_nothing(name: str, hold: str):
+    """Behind the wait for the product that read them, or under the next ones: then loops carry which is free."""
     made, operands = compiled(name), inputs((1, 2, 1), (300, 129))
     module = made.value.clone()
-    order = "tile-order-async{hold=false}"
+    order = f"tile-order-async{{hold={hold}}}"
     driver.run_passes(module, (*PREPARE, *(order if s == "tile-order-async" else s for s in SCHEDULE)))
-    assert "%free" not in str(module).partition("role count 1")[0]
+    assert ("%free" in str(module).partition("role count 1")[0]) == (hold == "true")
     for seed in range(2):
         o, *_ = run(module, made, operands, seed)
         torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "keys", "held"),
+    [(64, 64, 128, True), (96, 96, 128, False), (128, 128, 128, False), (128, 128, 64, True), (192, 128, 64, False)],
+)
+def test_slots_are_held_where_products_are_short(d: int, dv: int, keys: int, held: bool):
+    traced = build(Definition(), dtype=torch.bfloat16, head_dim=d, head_dim_v=dv)
+    module = driver.to_attn(traced.module, ())
+    convert = f"convert-attn-to-tile{{forward=128,{keys},8,2 channels=32}}"
+    driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, *PREPARE, *SCHEDULE))
+    assert ("%free" in str(module).partition("role count 1")[0]) == held

@@ -12,7 +12,9 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierArriveOp, BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import SlotOp
+from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import PRODUCTS_PER_CYCLE, WARPGROUP_ROWS
 from attn_engine.passes.hopper.pin import is_rounding
 
 _PRODUCTS = 2
@@ -34,6 +36,16 @@ class Late:
     @property
     def ops(self) -> set[Operation]:
         return {*self.start, *(o for o in (self.wait, self.release) if o is not None)}
+
+
+def product_cycles(step: Block) -> int:
+    """How long the tensor cores of a multiprocessor take for the products of a consumer's step, at least."""
+    cycles = 0
+    for dot in (op for op in step.ops if isinstance(op, AsyncDotOp)):
+        assert isinstance(dot.b.type, BufferType)
+        depth, columns = dot.b.type.get_shape()
+        cycles += WARPGROUP_ROWS * depth * columns // PRODUCTS_PER_CYCLE
+    return cycles
 
 
 def late_half(ops: Sequence[Operation], hold: bool = True) -> Late:
