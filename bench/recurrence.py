@@ -1,10 +1,10 @@
-"""Recurrences on one GPU beside fla and mamba_ssm and the bytes that they must move: `python -m bench.recurrence --out DIR`.
+"""Recurrences on one GPU beside fla and mamba_ssm and the bytes that they must move: `python -m bench.recurrence --decode --out DIR`.
 
 The floor of a forward reads q, k, v and the log decay and writes o, once each; that of a backward reads these and d_o
 and writes the gradients. Every package runs in a process of its own, where it is installed (or found under `--peers`), in
 turns with ours; errors are relative, of o and of the gradients, against a token loop in fp64 with the same inputs, of
 the first 256 tokens of the first batch alone.
-Kernels compile in processes of their own first, all at once, and so do those that peers choose from.
+Kernels compile in processes of their own first, side by side, and so do those that peers choose from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,15 @@ import triton
 from torch import Tensor
 
 from attn_engine import recurrence, recurrence_step
+from bench.compile_only import compile_part
 from bench.recurrence_cases import BYTES_PER_MS, CASES, OTHER_SHAPES, Case, Inputs, Run, reference
-from bench.recurrence_peers import compile_share, entry, package_of, peer
+from bench.recurrence_peers import entry, package_of, peer
 from bench.timing import interleaved
 
 OURS, ENTRY = "attn_engine", "attn_engine, its mamba_ssm entry point"
 TURNS = 2
-SHARES = 10
-"""Processes that compile what peers choose from: each loads the packages, and meets all of their kernels."""
+SHARES = 4
+"""Tasks that share the kernels of one contender: each makes the whole call."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -126,24 +127,37 @@ def relative(got: Tensor, right: Tensor) -> float:
     return math.sqrt(squares[0] / max(squares[1], 1e-30))
 
 
-def warm(task: tuple[Case, str, bool]) -> None:
-    """Compiles what a case needs, in this process and for the next one."""
-    case, name, backward = task
-    x, run = case.inputs(), run_of(case, name)
-    for given in (x, case.sample(x)):
-        (backward_of if backward else forward_of)(given, run)()
-    torch.cuda.synchronize()
+def compile_share(task: tuple[Case, str, int]) -> None:
+    """Compiles one share of the kernels of a contender, both ways, the large shape's and those of the sample."""
+    case, name, share = task
+    try:
+        run = run_of(case, name)
+    except ImportError:  # told where it is timed
+        return
+    small = case if name == OURS else replace(case, b=min(case.b, 2))
+
+    def both_ways() -> None:
+        x = small.inputs()
+        for given in (x, case.sample(x)):
+            backward_of(given, run)()
+
+    compile_part(both_ways, share, SHARES)
+    torch.cuda.empty_cache()
 
 
 def compile_all(cases: list[Case], peers: list[Case]) -> None:
-    """Our kernels, and beside them those of the peers of some cases."""
-    tasks = [(case, OURS, backward) for backward in (True, False) for case in cases]
-    cores = max(2, (os.cpu_count() or 2) - 2)
-    shares = max(1, min(SHARES, cores - len(tasks))) if peers else 0
-    with ProcessPoolExecutor(max(shares, 1), SPAWN) as others, ProcessPoolExecutor(cores, SPAWN) as own:
-        parts = [others.submit(compile_share, (peers, number, shares)) for number in range(shares)]
-        for future in [*[own.submit(warm, task) for task in tasks], *parts]:
+    """Our kernels, and beside them those that the peers of some cases choose from."""
+    cores = max(2, len(os.sched_getaffinity(0)) - 2)
+    names = [(case, package_of(case)) for case in peers] + [(case, OURS) for case in distinct(cases)]
+    with ProcessPoolExecutor(cores, SPAWN) as pool:
+        tasks = [(case, name, share) for case, name in names for share in range(SHARES)]
+        for future in [pool.submit(compile_share, task) for task in tasks]:
             future.result()
+
+
+def distinct(cases: list[Case]) -> list[Case]:
+    """One case of those whose kernels are the same."""
+    return list({str(case.scheduled()): case for case in reversed(cases)}.values())
 
 
 class Contenders:
@@ -243,6 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", default=[""], metavar="NAME", help="only those with one of these in their names"
     )
+    parser.add_argument("--decode", action="store_true", help="one token too, beside a copy of its states")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.peers:
@@ -253,7 +268,7 @@ def main() -> None:
     packages = [] if arguments.shapes else [p for p in ("fla", "mamba_ssm") if importlib.util.find_spec(p)]
     compile_all(cases, [case for case in cases if package_of(case) in packages])
     lines = report(cases, packages, "draft" if arguments.shapes else "peer")
-    for batch in (1, 16, 256) if arguments.cases == [""] and not arguments.shapes else ():
+    for batch in (1, 16, 256) if arguments.decode else ():
         lines.append(decode(batch))
         print(lines[-1], flush=True)
     name = "recurrence_shapes.md" if arguments.shapes else "recurrence.md"

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, softplus
+from xdsl.dialects.builtin import ModuleOp
+
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Compiled, Request, default_schedule, scheduled
 
 BYTES_PER_MS = 3.02e9
 """What a copy reaches on an H100 with HBM3."""
@@ -78,6 +83,17 @@ class Case:
         elif self.kind == "head":
             made["decay"] = torch.log1p(-torch.exp2(-5.0 - torch.arange(self.h, device="cuda")))
         return leaves(made, self)
+
+    def scheduled(self) -> ModuleOp:
+        """Its backward as it is cut for Hopper: equal for cases whose kernels are."""
+        beta, weight = self.kind.endswith("delta"), self.kind == "mamba"
+        decay = "channel" if self.kind.startswith("channel") else "token"
+        kind = Kind(torch.bfloat16, self.k, self.v, decay, beta=beta, weight=weight)
+        heads = self.b * self.h
+        schedule, place = default_schedule(Target("triton", "sm_90"), kind, heads, self.t, False, False, True)
+        wrt = ("q", "k", "v", *(() if self.kind == "head" else ("decay",)))
+        request = Request(kind, "triton", schedule, wrt, self.shared != self.h, place)
+        return scheduled(Compiled(request).adjoint(False), request)
 
     def sample(self, x: Inputs, dtype: torch.dtype | None = None) -> Inputs:
         """The first tokens of the first batch."""

@@ -8,26 +8,33 @@ first of the kernels that they would choose from, which saves their tuning.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from bench.compile_only import compile_part
 from bench.recurrence import relative
 
 B, T, H, K, V = 2, 200, 4, 64, 64
 Tensors = dict[str, Tensor]
+Array = npt.NDArray[np.float64]
+SHARES, RUNNERS = 3, 4
+"""Processes that share the kernels of one side of a row, and processes that run them."""
 
 
 def randn(*shape: int) -> Tensor:
@@ -63,6 +70,10 @@ def channels(name: str) -> Tensors:
 def delta(gated: bool) -> Tensors:
     made = main_operands() | {"beta": torch.rand(B, T, H)} | states()
     return made | ({"g": per_token()} if gated else {})
+
+
+def kimi() -> Tensors:
+    return delta(False) | {"g": per_token()[..., None] * torch.rand(K)}
 
 
 def mamba(initial: bool) -> Tensors:
@@ -122,6 +133,8 @@ ENTRIES = [
     fla("delta_rule", "fused_recurrent_delta_rule", lambda: delta(False), "l2norm, initial state", **NORMED),
     fla("gated_delta_rule", "chunk_gated_delta_rule", lambda: delta(True), "l2norm, initial state", **NORMED),
     fla("gated_delta_rule", "fused_recurrent_gated_delta_rule", lambda: delta(True), "l2norm, forward", **NORMED),
+    fla("kda", "chunk_kda", kimi, "g, l2norm, initial state", **NORMED),
+    fla("kda", "fused_recurrent_kda", kimi, "g, l2norm, forward", **NORMED),
     ssm(
         "ssd_combined", "mamba_chunk_scan_combined", lambda: mamba(True), "D, z, dt_bias, initial states",
         chunk_size=64, dt_softplus=True, return_final_states=True,
@@ -135,58 +148,104 @@ ENTRIES = [
 ]  # fmt: skip
 
 
-def called(function: Any, entry: Entry, given: Tensors) -> tuple[list[Tensor], list[Tensor], str]:
-    """Results, gradients, and why there are none."""
+OURS, THEIRS, RIGHT = "ours", "theirs", "right"
+SIDES = (OURS, THEIRS)
+
+
+@dataclass
+class Found:
+    """What a call gave, on the host, and why it gave no gradients, or nothing."""
+
+    results: list[Array] = field(default_factory=list[Array])
+    gradients: list[Array] = field(default_factory=list[Array])
+    why: str = ""
+
+
+def host(x: Tensor) -> Array:
+    return x.detach().double().cpu().numpy()
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:60]}".replace("\n", " ").replace("|", "/")
+
+
+def called(function: Any, entry: Entry, given: Tensors) -> Found:
     x = {n: t.clone() if t.stride()[-1:] != (0,) else t for n, t in given.items()}
     update_ = "state" in x
     leaves = {n: t.requires_grad_() for n, t in x.items() if t.is_floating_point() and not update_}
     found: Any = function(**x, **entry.options)
-    results: list[Tensor] = [t for t in (found if isinstance(found, tuple) else (found,)) if t is not None]
+    several: list[Any] = [*found] if isinstance(found, tuple) else [found]
+    results: list[Tensor] = [t for t in several if t is not None]
     results += [x["state"]] if update_ else []
+    ahead = [host(t) for t in results]
     if update_:
-        return results, [], ""
+        return Found(ahead)
     torch.manual_seed(1)
     weights = [torch.randn(t.shape).to(t.device) for t in results]
     try:
         loss = torch.stack([(t.float() * w).sum() for t, w in zip(results, weights, strict=True)]).sum()
         gradients: Any = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     except Exception as error:  # a peer may have no backward, or refuse this card
-        return results, [], f"{type(error).__name__}: {str(error)[:60]}"
-    return results, [torch.zeros(()) if g is None else g for g in gradients], ""
+        return Found(ahead, why=told(error))
+    return Found(ahead, [host(torch.zeros(()) if g is None else g) for g in gradients])
 
 
-def worst(found: list[Tensor], right: list[Tensor]) -> str:
+def worst(found: list[Array], right: list[Array]) -> str:
     """The largest relative error of several tensors."""
     if not found:
         return "-"
-    errors = [relative(f.cpu(), r.double()) for f, r in zip(found, right, strict=True) if f.ndim]
-    return f"{max(errors):.1e}"
+    pairs = [(torch.from_numpy(f), torch.from_numpy(r)) for f, r in zip(found, right, strict=True) if f.ndim]
+    return f"{max(relative(f, r) for f, r in pairs):.1e}"
 
 
-def compared(number: int) -> str:
-    """One row of the table."""
-    _take_first_configurations()
+def operands(number: int) -> Tensors:
     entry = ENTRIES[number]
     torch.manual_seed(number)
     made = entry.make()
-    with_v_first = entry.options.get("state_v_first")
-    if with_v_first:
+    if entry.options.get("state_v_first"):
         made["initial_state"] = made["initial_state"].mT.contiguous()
-    on_gpu = {n: t.cuda() if t.stride()[-1:] != (0,) else t.cuda().expand(t.shape) for n, t in made.items()}
-    mine: Any = getattr(importlib.import_module(f"attn_engine.compat.{entry.package}"), entry.name)
-    precise = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in made.items()}
-    right, right_d, _ = called(mine, entry, precise)
+    return made
+
+
+def function_of(entry: Entry, side: str) -> Any:
+    module = entry.module if side == THEIRS else f"attn_engine.compat.{entry.package}"
+    return getattr(importlib.import_module(module), entry.name)
+
+
+def run(task: tuple[int, str]) -> Found:
+    """One side of one row."""
+    number, side = task
+    entry, made = ENTRIES[number], operands(number)
+    try:
+        if side == RIGHT:
+            precise = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in made.items()}
+            return called(function_of(entry, side), entry, precise)
+        _take_first_configurations()
+        on_gpu = {n: t.cuda() if t.stride()[-1:] != (0,) else t.cuda().expand(t.shape) for n, t in made.items()}
+        return called(function_of(entry, side), entry, on_gpu)
+    except Exception as error:
+        return Found(why=told(error))
+
+
+def compiled(task: tuple[int, str, int]) -> tuple[int, str]:
+    """Compiles one share of the kernels of one side of one row."""
+    number, side, share = task
+    with contextlib.suppress(Exception):  # what cannot be imported is told where it runs
+        function_of(ENTRIES[number], side)
+        _take_first_configurations()
+        compile_part(lambda: run((number, side)), share, SHARES)
+    return number, side
+
+
+def row(number: int, found: dict[str, Found]) -> str:
+    entry, right = ENTRIES[number], found[RIGHT]
     cells: list[str] = []
-    why = ""
-    for which in ("ours", "theirs"):
-        try:
-            function = mine if which == "ours" else getattr(importlib.import_module(entry.module), entry.name)
-            results, gradients, why = called(function, entry, on_gpu)
-            cells += [worst(results, right), worst(gradients, right_d)]
-        except Exception as error:
-            why = f"{type(error).__name__}: {str(error)[:60]}"
-            cells += ["refused", "-"]
-    why = why.replace("\n", " ").replace("|", "/")
+    for side in SIDES:
+        x = found[side]
+        cells += (
+            [worst(x.results, right.results), worst(x.gradients, right.gradients)] if x.results else ["refused", "-"]
+        )
+    why = "; ".join(f"{side}: {found[side].why}" for side in (*SIDES, RIGHT) if found[side].why)
     return f"| {entry.name} | {entry.said} | {' | '.join(cells)} | {why} |"
 
 
@@ -206,6 +265,8 @@ def _first(tuner: Any, options: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--part", type=int, default=0, help="which rows: every PARTS-th from this one on")
+    parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--peers", type=Path, help="a folder with the packages fla and mamba_ssm")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -220,11 +281,39 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    with ProcessPoolExecutor(len(ENTRIES), multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(compared, number) for number in range(len(ENTRIES))]):
-            lines.append(future.result())
-            print(lines[-1], flush=True)
-    (arguments.out / "recurrence_parity.md").write_text("\n".join(lines) + "\n")
+    numbers = [n for n in range(len(ENTRIES)) if n % arguments.parts == arguments.part]
+    rows: dict[int, str] = {}
+    for number, found in rows_of(numbers):
+        rows[number] = row(number, found)
+        print(rows[number], flush=True)
+        text = [*lines, *(rows[n] for n in sorted(rows))]
+        (arguments.out / "recurrence_parity.md").write_text("\n".join(text) + "\n")
+
+
+def rows_of(numbers: list[int]) -> Iterator[tuple[int, dict[str, Found]]]:
+    """Rows as they come: kernels compile side by side, and a side runs as soon as all of its own are compiled."""
+    spawn = multiprocessing.get_context("spawn")
+    cores = max(2, len(os.sched_getaffinity(0)) - 1)
+    with ProcessPoolExecutor(cores, spawn) as compilers, ProcessPoolExecutor(RUNNERS, spawn) as runners:
+        left = {(n, side): SHARES for n in numbers for side in SIDES}
+        shares: set[Future[Any]] = {
+            compilers.submit(compiled, (*key, share)) for key in left for share in range(SHARES)
+        }
+        runs: dict[Future[Any], tuple[int, str]] = {runners.submit(run, (n, RIGHT)): (n, RIGHT) for n in numbers}
+        found: dict[int, dict[str, Found]] = {n: {} for n in numbers}
+        while shares or runs:
+            done, _ = wait([*shares, *runs], return_when=FIRST_COMPLETED)
+            for future in done & shares:
+                key: tuple[int, str] = future.result()
+                left[key] -= 1
+                if not left[key]:
+                    runs[runners.submit(run, key)] = key
+            for future in done - shares:
+                number, side = runs.pop(future)
+                found[number][side] = future.result()
+                if len(found[number]) == len(SIDES) + 1:
+                    yield number, found[number]
+            shares -= done
 
 
 if __name__ == "__main__":
