@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from attn_engine.runtime.recurrence import recurrence as recurrence
     from attn_engine.runtime.recurrence import recurrence_step as recurrence_step
     from attn_engine.runtime.recurrence_engine import LinearAttentionEngine as LinearAttentionEngine
+    from attn_engine.runtime.recurrence_inspect import RecurrenceView as RecurrenceView
+    from attn_engine.runtime.recurrence_inspect import recurrence_ir as recurrence_ir
+    from attn_engine.runtime.recurrence_inspect import recurrence_source as recurrence_source
 
 _HOME = {
     "AttnEngineError": "errors",
@@ -58,6 +61,9 @@ _HOME = {
     "compile": "runtime.attention",
     "AttentionEngine": "runtime.engine",
     "View": "runtime.inspect",
+    "RecurrenceView": "runtime.recurrence_inspect",
+    "recurrence_ir": "runtime.recurrence_inspect",
+    "recurrence_source": "runtime.recurrence_inspect",
     "recurrence": "runtime.recurrence",
     "recurrence_step": "runtime.recurrence",
     "LinearAttentionEngine": "runtime.recurrence_engine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ from attn_engine.frontend.source import refuse
 from attn_engine.runtime import recurrence_mods
 from attn_engine.runtime.engine import check_meta
 from attn_engine.runtime.recurrence import recurrence
+from attn_engine.runtime.recurrence_inspect import (
+    RecurrenceView,
+    explain_recurrence,
+    recurrence_ir,
+    recurrence_source,
+)
 from attn_engine.runtime.recurrence_tune import RecurrenceTuner, tuning
 
 Mod = Callable[..., Tensor]
@@ -95,6 +102,37 @@ class LinearAttentionEngine:
         """o, and the state (batch, heads, key channels, value channels) after the last token."""
         with tuning(self.tuner):
             return self._run(q, k, v, decay, custom, initial_state, True)
+
+    # --- looking into it
+
+    def ir(self, stage: str = "attn", view: RecurrenceView | None = None) -> str:
+        """IR text, see `recurrence_ir`; of a view, dtype and sizes that `qkv_meta` tells are those told there."""
+        return recurrence_ir(stage, self._seen(view), self._regions_of(view))
+
+    def source(self, backend: str = "triton", view: RecurrenceView | None = None) -> str:
+        """The text of the kernels and host functions for a backend."""
+        return recurrence_source(backend, self._seen(view), self._regions_of(view))
+
+    def explain(self, view: RecurrenceView | None = None) -> str:
+        """The rule, where its functions run, and how each plan is cut for the device."""
+        traced = self._regions_of(view)
+        outside = () if traced is not None else tuple(f"{n}_mod" for n, mod in self.mods.items() if mod is not None)
+        return explain_recurrence(self._seen(view), traced, outside)
+
+    def _seen(self, view: RecurrenceView | None) -> RecurrenceView:
+        (batch, shared, tokens, key), (_, heads, _, value) = self.meta[0].shape, self.meta[2].shape
+        sizes = {"batch": batch, "shared_heads": shared, "tokens": tokens, "key": key, "heads": heads, "value": value}
+        told = {name: size for name, size in sizes.items() if isinstance(size, int)}
+        return replace(view or RecurrenceView(), dtype=self.meta[0].dtype, **told)
+
+    def _regions_of(self, view: RecurrenceView | None) -> TracedMods | None:
+        """The functions as regions; named inputs, which only a call brings, are stood in for."""
+        shapes = self.custom_io.shapes.values()
+        custom = [torch.empty([size if isinstance(size, int) else 2 for size in shape]) for shape in shapes]
+        decay = torch.empty(0) if (view or RecurrenceView()).decay else None
+        return self._traced([*(torch.empty(0) for _ in "qkv"), decay], self._inputs(custom))
+
+    # --- running it
 
     def _run(
         self,

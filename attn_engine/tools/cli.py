@@ -20,6 +20,8 @@ from attn_engine.errors import AttnEngineError, DefinitionNotFoundError, StageEr
 if TYPE_CHECKING:
     from attn_engine.runtime.attention import Attention
     from attn_engine.runtime.inspect import View
+    from attn_engine.runtime.recurrence_engine import LinearAttentionEngine
+    from attn_engine.runtime.recurrence_inspect import RecurrenceView
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,10 +37,14 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
-Target = Annotated[str, typer.Argument(help="FILE.py:NAME, NAME being what attn_engine.compile returned.")]
+Target = Annotated[
+    str, typer.Argument(help="FILE.py:NAME, NAME being what attn_engine.compile returned, or an engine.")
+]
 Arch = Annotated[str, typer.Option(help="Device architecture: sm_80, sm_90, gfx90a, gfx942 ...")]
 Type = Annotated[Dtype, typer.Option(help="Of q, k and v.")]
-HeadDim = Annotated[int, typer.Option(help="Channels of q and k.", min=1, max=256)]
+HeadDim = Annotated[
+    int, typer.Option(help="Channels of q and k; an engine of a recurrence knows its own.", min=1, max=256)
+]
 HeadDimV = Annotated[int | None, typer.Option(help="Channels of v; those of q if absent.", min=1, max=256)]
 ReturnLse = Annotated[bool, typer.Option("--return-lse", help="With the log-sum-exp as a second result.")]
 Assembled = Annotated[str, typer.Option("--backend", help="Whose schedules are assembled, where that can be: gluon.")]
@@ -64,10 +70,11 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def find_definition(target: str) -> Attention:
-    """`FILE.py:NAME`, where NAME is what `attn_engine.compile` returned (or an AttentionEngine)."""
+def find_definition(target: str) -> Attention | LinearAttentionEngine:
+    """`FILE.py:NAME`, where NAME is what `attn_engine.compile` returned, an AttentionEngine, or a LinearAttentionEngine."""
     from attn_engine.runtime.attention import Attention
     from attn_engine.runtime.engine import AttentionEngine
+    from attn_engine.runtime.recurrence_engine import LinearAttentionEngine
 
     file, _, name = target.rpartition(":")
     if not file:
@@ -76,8 +83,10 @@ def find_definition(target: str) -> Attention:
     found: Any = getattr(module, name, None)
     if isinstance(found, AttentionEngine):
         return found.attention
-    if not isinstance(found, Attention):
-        known = [n for n, v in vars(module).items() if isinstance(v, Attention | AttentionEngine)]
+    if not isinstance(found, Attention | LinearAttentionEngine):
+        known = [
+            n for n, v in vars(module).items() if isinstance(v, Attention | AttentionEngine | LinearAttentionEngine)
+        ]
         names = ", ".join(known) or "none; make one with attn_engine.compile(...)"
         raise DefinitionNotFoundError(f"'{name}' in {file} is no compiled definition; there are: {names}")
     return found
@@ -94,6 +103,15 @@ def make_view(dtype: Dtype, head_dim: int, head_dim_v: int | None, backward: boo
     return View(types[dtype], head_dim, head_dim_v, backward, lse, get_arch(arch).name)
 
 
+def recurrence_view(view: View) -> RecurrenceView:
+    """The same of a recurrence."""
+    from attn_engine.runtime.recurrence_inspect import RecurrenceView
+
+    return RecurrenceView(
+        view.dtype, key=view.head_dim, value=view.head_dim_v or view.head_dim, backward=view.backward, arch=view.arch
+    )
+
+
 @app.command()
 def compile(
     target: Target,
@@ -108,9 +126,15 @@ def compile(
     """Print a stage of a definition; no GPU is needed."""
     if emit not in (*STAGES, *BACKENDS):
         raise StageError(emit, (*STAGES, *BACKENDS))
+    from attn_engine.runtime.attention import Attention
+
     view = make_view(dtype, head_dim, head_dim_v, backward, return_lse, arch)
     definition = find_definition(target)
-    typer.echo(definition.ir(emit, view) if emit in STAGES else definition.source(emit, view))
+    if isinstance(definition, Attention):
+        typer.echo(definition.ir(emit, view) if emit in STAGES else definition.source(emit, view))
+    else:
+        own = recurrence_view(view)
+        typer.echo(definition.ir(emit, own) if emit in STAGES else definition.source(emit, own))
 
 
 @app.command()
@@ -121,11 +145,14 @@ def explain(
     return_lse: ReturnLse = False,
     backend: Assembled = "triton",
 ) -> None:
-    """Say how many loops over the keys a row function takes and why, and what its backward saves."""
+    """Say how many loops over the keys a row function takes and why, and what its backward saves; of a recurrence, how
+    each plan is cut for the device."""
+    from attn_engine.runtime.attention import Attention
     from attn_engine.tools import explain as tool
 
     view = replace(make_view(dtype, head_dim, None, True, return_lse, "sm_90"), backend=backend)
-    typer.echo(tool.explain(find_definition(target), view))
+    found = find_definition(target)
+    typer.echo(tool.explain(found, view) if isinstance(found, Attention) else found.explain(recurrence_view(view)))
 
 
 @app.command()

@@ -22,6 +22,7 @@ plain = attn_engine.compile(mask_mod=causal)
 bad = attn_engine.compile(score_mod=lambda score, b, h, q, kv: score if score > 0 else -score)
 meta = [attn_engine.meta_tensor(1, 2, 64, 32, dtype=torch.float32)] * 3
 engine = attn_engine.AttentionEngine(meta, mask_mod=causal)
+decaying = attn_engine.LinearAttentionEngine(meta, q_mod=torch.exp)
 biased = attn_engine.AttentionEngine(
     meta,
     attn_engine.CustomIO({"bias": (1, "heads", "seq_len", "seq_len_kv")}),
@@ -207,3 +208,10 @@ def test_doctor_names_every_backend(run):
         assert name in out
     cpu = next(line for line in out.splitlines() if " cpu " in line)
     assert " yes " in cpu
+
+
+def test_looks_into_a_recurrence(run, definitions: str):
+    code, out, _ = run("explain", f"{definitions}:decaying")
+    assert code == 0 and "S_t = exp(decay_t) S_{t-1} + k_t v_t^T" in out and "of B1 H2 T64 D32 on sm_90" in out
+    assert "attn.recurrence" in run("compile", f"{definitions}:decaying", "--emit", "traced")[1]
+    assert "d_decay" in run("compile", f"{definitions}:decaying", "--emit", "triton", "--backward")[1]
