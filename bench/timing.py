@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import statistics
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -24,6 +28,15 @@ def _once(function: Callable[[], object], flush: torch.Tensor) -> float:
     return start.elapsed_time(end)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Benches that run side by side on one GPU, and build kernels meanwhile, measure one after the other."""
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    with (Path(tempfile.gettempdir()) / f"attn_engine_bench_{uuid}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def interleaved(
     contenders: Mapping[str, Callable[[], object]], rounds: int = 5, launches: int = 4, warm_ups: int = 2
 ) -> dict[str, float]:
@@ -33,7 +46,9 @@ def interleaved(
     for function in contenders.values():
         for _ in range(warm_ups):
             function()
-    for _ in range(rounds):
-        for name, function in contenders.items():
-            times[name] += [_once(function, flush) for _ in range(launches)]
+    torch.cuda.synchronize()
+    with alone():
+        for _ in range(rounds):
+            for name, function in contenders.items():
+                times[name] += [_once(function, flush) for _ in range(launches)]
     return {name: statistics.median(found) for name, found in times.items()}
