@@ -110,19 +110,21 @@ class AsyncSchedule:
         tables = self.table_stages * self.block_m * keys * heads.gathered
         return max(self.stages, min(most, (self.shared_bytes - self.block_m * size - tables) // (keys * size)))
 
-    def gradients(self, heads: Heads, kind: Kind, fused: bool = False) -> KernelSchedule | None:
-        """The same for the kernel of dq, or of dk and dv, or of all three; None for heads that it has no blocks for."""
+    def gradients(
+        self, heads: Heads, kind: Kind, fused: bool = False, leaving: int = F32_BYTES
+    ) -> KernelSchedule | None:
+        """The same for the kernel of dq, or of dk and dv, or of all three; None for heads that it has no blocks for.
+
+        `leaving` are the bytes per score of gradients of tables, which leave in every step of dq if tables are read.
+        """
         if BYTES[heads.dtype] != BYTES["bf16"]:
             return None
         if self.apart(heads):
             return None if fused else self._wide_gradients(heads, kind)
         step, warps = self.gradient_block, _WARPS * self.consumers
         if kind is Kind.DQ:
-            # Gradients of tables may leave in every step, in f32.
-            leaving = self.block_m * step * F32_BYTES if heads.gathered else 0
-            return KernelSchedule(
-                self.block_m, step, warps, min(self.dq_stages, self._steps_held(heads, step, leaving))
-            )
+            size = self.block_m * step * leaving if heads.gathered else 0
+            return KernelSchedule(self.block_m, step, warps, min(self.dq_stages, self._steps_held(heads, step, size)))
         # Two operands of dq, of which consumers may be a step apart, and a result.
         passing = step * (2 * self.block_m * _HALF_BYTES + padded(heads.qk) * F32_BYTES) if fused else 0
         most = self.fused_stages if fused else self.dkdv_stages

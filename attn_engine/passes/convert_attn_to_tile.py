@@ -68,6 +68,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Captures are exactly as long as the tensors wherever b, h, q or kv index them directly."""
     single: bool = False
     """Add to memory element by element, so that the additions of each place can be put in a fixed order."""
+    by_batch: bool = False
+    """Store gradients of tables of scores that all batches share once for each batch, for a kernel to add up."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -107,4 +109,5 @@ class ConvertAttnToTilePass(ModulePass):
             self.apart,
             self.exact,
             self.single,
+            self.by_batch,
         ).run()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
+from xdsl.dialects.builtin import FixedBitwidthType
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
@@ -45,8 +46,8 @@ from attn_engine.passes.hopper.steps import (
 _LARGEST_N = 256
 _REGISTERS = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
 _WARPS = 4
-_ALIGNED = 4
-"""Numbers of 32 bits in the 16 bytes to which copies align rows."""
+_ALIGNED_BITS = 128
+"""To which copies align rows."""
 
 
 @dataclass
@@ -317,7 +318,9 @@ def _align(alloc: tile.AllocOp) -> None:
     if isinstance(last.owner, arith.MuliOp) and last.name_hint == "aligned":
         return
     scope = Before(alloc)
-    units = scope.value(scope.round_up(last, _ALIGNED, "aligned"))
+    element = tile.element_of(alloc.result)
+    assert isinstance(element, FixedBitwidthType)
+    units = scope.value(scope.round_up(last, _ALIGNED_BITS // element.bitwidth, "aligned"))
     alloc.operands = [*outer, units]
 
 

@@ -55,6 +55,8 @@ class Trace:
     rules: CaptureRules
 
 
+MOST_PARTS = 8
+"""Batches whose gradients of a table that all share are stored one by one."""
 MULTIPLES = (128, 64, 1)
 """Classes of lengths by what divides them: few, because each is a compilation of its own."""
 
@@ -182,7 +184,8 @@ class Attention(Inspection):
         length = Length.of(max(sizes.q_len, sizes.kv_len))
         multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
         exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
-        facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, multiple)
+        few_batches = exact and sizes.batch <= MOST_PARTS
+        facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, few_batches, multiple)
         in_few = decoding(sizes, target_of(q.device, self.backend))
         known = Known(facts, length, in_blocks((q, k, v)), tables_in_blocks(captures), in_few)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)

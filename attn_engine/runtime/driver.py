@@ -25,6 +25,7 @@ from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError, NondeterministicError
 from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
+from attn_engine.passes.lowering.score_gradients import score_gradients, stored
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import apart, convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
@@ -39,6 +40,8 @@ class Facts:
     """Captures are at least as long as the tensors."""
     exact: bool = False
     """Captures that train are just as long as the tensors."""
+    few_batches: bool = False
+    """As few as that each may have a gradient of its own of a table that all share, before these are added up."""
     multiple: int = 1
     """Divides both lengths. If every block divides it, no block goes beyond its tensor."""
 
@@ -146,6 +149,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["whole"] = backend.knows_whole and request.schedule.divides(facts.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
+    flags["by_batch"] = flags["exact"] and facts.few_batches and not backend.on_host
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["single"] = request.deterministic
     flags["table_tile"] = backend.smallest_tile
@@ -269,8 +273,10 @@ def _gradients(
 
     `steps` go through the positions of one: shorter ones leave registers for scores of much arithmetic.
     """
-    own = replace(request, schedule=with_gradients(request.schedule, op, fused, steps))
-    way = replace(backend, pipeline=backend.gradients)
+    way, facts = replace(backend, pipeline=backend.gradients), request.facts
+    found = score_gradients(op, facts.exact, request.deterministic, facts.exact and facts.few_batches)
+    schedule = with_gradients(request.schedule, op, fused, steps, frozenset(stored([*found.values()])))
+    own = replace(request, schedule=schedule)
     try:
         return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused, apart(op)), otherwise)
     except AsyncUnsupportedError as error:

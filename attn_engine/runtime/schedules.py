@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from xdsl.dialects import math
 from xdsl.dialects.builtin import ModuleOp, TensorType
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from attn_engine.arch import ARCHES, Arch, get_arch
 from attn_engine.backends.backend import Level, get_backend
@@ -103,10 +103,17 @@ def _reads_keys(op: attn.AttentionOp | attn.OnlineOp, *names: str) -> bool:
     return False
 
 
-def with_gradients(schedule: Schedule, op: attn.BackwardOp, fused: bool = False, steps: int = 1) -> Schedule:
-    """With the blocks that kernels of gradients have at the async level; `steps` go through the positions of one."""
+def with_gradients(
+    schedule: Schedule, op: attn.BackwardOp, fused: bool = False, steps: int = 1, stored: frozenset[int] = frozenset()
+) -> Schedule:
+    """With the blocks that kernels of gradients have at the async level.
+
+    `steps` go through the positions of one; the gradients of the captures `stored` have the types of these, others f32.
+    """
     own, heads = AsyncSchedule(gradient_block=AsyncSchedule.gradient_block // steps), _heads(op)
-    dq, dkdv = own.gradients(heads, Kind.DQ), own.gradients(heads, Kind.DKDV, fused)
+    trained = [n.value.data for n in op.grad_captures]
+    leaving = sum(_bytes_of(op.captures[n]) if n in stored else F32_BYTES for n in trained if n in _tables(op))
+    dq, dkdv = own.gradients(heads, Kind.DQ, leaving=leaving), own.gradients(heads, Kind.DKDV, fused)
     return replace(schedule, dq=dq or schedule.dq, dkdv=dkdv or schedule.dkdv)
 
 
@@ -119,11 +126,21 @@ def _heads(op: attn.BackwardOp) -> Heads:
     return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _in_blocks(op))
 
 
-def _in_blocks(op: attn.BackwardOp) -> int:
-    """Bytes per score of captures that are read at [.., query, key], which come in blocks."""
+def _tables(op: attn.BackwardOp) -> list[int]:
+    """The captures that are read at [.., query, key], once for each load: they come in blocks."""
     block = op.element.block
     loads = [o for o in block.ops if isinstance(o, attn.LoadOp) and [*o.indices][-2:] == [*block.args[4:6]]]
-    return sum(BYTES.get(str(tile.element_of(o.source)), F32_BYTES) for o in loads)
+    first = len(block.args) - len(op.captures)
+    return [o.source.index - first for o in loads if isinstance(o.source, BlockArgument)]
+
+
+def _in_blocks(op: attn.BackwardOp) -> int:
+    """Bytes that these bring per score."""
+    return sum(_bytes_of(op.captures[n]) for n in _tables(op))
+
+
+def _bytes_of(value: SSAValue) -> int:
+    return BYTES.get(str(tile.element_of(value)), F32_BYTES)
 
 
 def heads_of(module: ModuleOp) -> Heads:

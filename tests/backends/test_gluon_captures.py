@@ -23,8 +23,13 @@ def pair(s: object, b: object, h: object, q: object, kv: object) -> object:
     return s + BIAS[b, h, q, kv]  # type: ignore[operator, index]
 
 
+def shared(s: object, b: object, h: object, q: object, kv: object) -> object:
+    return s + BIAS[0, h, q, kv]  # type: ignore[operator, index]
+
+
 CASES = {
     "pair": (attn_engine.compile(score_mod=pair), View(head_dim=128, backward=True), "backward_dq"),
+    "shared": (attn_engine.compile(score_mod=shared), View(head_dim=128, backward=True), "backward_dq"),
     "192 and 128": (
         attn_engine.compile(mask_mod=library.causal),
         View(head_dim=192, head_dim_v=128, backward=True),
@@ -39,13 +44,18 @@ def test_without_spills(name: str, tmp_path_factory: pytest.TempPathFactory, mon
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
     attention, view, kernel = CASES[name]
-    wrt = ("q", "k", "v", *(("0",) if name == "pair" else ()))
+    wrt = ("q", "k", "v", *(("0",) if name in ("pair", "shared") else ()))
     schedule = candidate_schedules(Target("gluon", "sm_90"), attention._traced(view))[0]
-    request = Request(wrt, "gluon", schedule, Facts(True, True, exact=True, multiple=128), descriptors=True)
+    facts = Facts(True, True, exact=True, few_batches=True, multiple=128)
+    request = Request(wrt, "gluon", schedule, facts, descriptors=True)
     parts = driver.to_parts(driver.to_attn(attention._traced(view), wrt), request)
     assert [part.backend.name for part in parts] == ["gluon", "gluon"]
     assembly = compile_ahead(parts[1].source, kernel)
     assert assembly.products and not assembly.spilled_bytes and not assembly.warnings
+    if name == "shared":
+        assert (
+            ".fill_(" not in parts[1].source and "reduce_add_out(" not in parts[1].source.partition("gl.constexpr")[2]
+        )
 
 
 def test_shorter_steps_where_longer_ones_do_not_come_out_as_they_mean():

@@ -291,17 +291,27 @@ def test_a_backward_that_stays_plain_says_why(ordered: bool, reason: str):
     assert emit_triton(Parser(driver.context(), str(part.tiles)).parse_module()) == part.source
 
 
+def test_a_gradient_that_is_the_same_for_all_scores_stays_plain():
+    """These scores are all 2: what consumers share in a step, and what leaves in it, has no rows to share out."""
+    _, part = parts(Definition(score_mod=lambda s, b, h, q, kv: s + (2.0 - s)), d=64, fused=True)
+    assert (part.backend.name, part.reason) == (
+        "triton",
+        "no product of its kernel starts from a block that the program owns",
+    )
+
+
 @pytest.mark.parametrize(
-    ("batch", "reason"), [("own", None), ("shared", "gradients of captured tensors in a fixed order")]
+    ("batch", "reason"), [("own", None), ("few", None), ("shared", "gradients of captured tensors in a fixed order")]
 )
 def test_gradients_in_a_fixed_order_are_stored_here_and_added_up_elsewhere(batch: str, reason: str | None):
-    """A bias of the lengths of the call: each block of its gradient is one program's, unless the batch shares it."""
+    """A bias of the lengths of the call: each block of its gradient is one program's, unless many batches share it."""
     bias = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)
     scores = Definition(score_mod=lambda s, b, h, q, kv: s + bias[b if batch == "own" else 0, h, q, kv])
     wrt = (*GRADIENTS, "0")
     traced = build(scores, dtype=torch.bfloat16, head_dim=64, head_dim_v=64)
     schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    request = Request(wrt, "gluon", schedule, Facts(exact=True), deterministic=True)
+    facts = Facts(exact=True, few_batches=batch == "few")
+    request = Request(wrt, "gluon", schedule, facts, deterministic=True)
     _, part = driver.to_parts(driver.to_attn(traced.module, wrt), request)
     assert (part.backend.name, part.reason) == ("triton" if reason else "gluon", reason)
     adds = (tile.AtomicAddOp, tile.ScatterAddOp, AsyncReduceAddOp)

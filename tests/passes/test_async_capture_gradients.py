@@ -25,6 +25,17 @@ BLOCKWISE = {
     ),
     "heads share": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, 1, q, kv]),
 }
+SHARED = {
+    "batches": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[0, h, q, kv]),
+    "batches, causal": Definition(
+        score_mod=lambda s, b, h, q, kv: s * BIAS[0, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
+    ),
+    "batches, one axis less": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[0][h, q, kv]),
+    "batches, the second of two entries": Definition(
+        score_mod=lambda s, b, h, q, kv: s + torch.cat([BIAS, BIAS])[1, h, q, kv],
+        mask_mod=lambda b, h, q, kv: (kv + b) % 3 > 0,
+    ),
+}
 DEFINITIONS = {
     "distances": Definition(score_mod=lambda s, b, h, q, kv: s + TABLE[h, q - kv + SIZES[1]]),
     "distances, causal": Definition(
@@ -43,9 +54,9 @@ def compiled(definition: Definition, wrt: tuple[str, ...], option: str) -> Compi
     return Compiled(module, scheduled, list(traced.captures))
 
 
-def check(made: Compiled) -> None:
+def check(made: Compiled, sizes: tuple[int, int, int] = (1, 2, 1)) -> None:
     module, scheduled = made.value, made.scheduled
-    given = problem(made, (1, 2, 1), SIZES)
+    given = problem(made, sizes, SIZES)
     want = given.gradients(tile.run_plan, module)
     assert all(torch.isfinite(w).all() for w in want)
     for seed in range(2):
@@ -81,6 +92,18 @@ def test_blocks_of_scores(name: str):
     assert any(isinstance(op, kind) for body in bodies for op in body.ops)
     assert not any(isinstance(op, dialect.GatherOp | dialect.ScatterAddOp) for op in ops)
     check(made)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_parts_of_batches(name: str):
+    """Stored by programs that share nothing, and added up: no step adds to memory, and nothing is set to zero before."""
+    made = compiled(SHARED[name], ("q", "k", "v", "0"), "exact=true by_batch")
+    assert not any(isinstance(op, AsyncReduceAddOp | dialect.FillOp) for op in made.scheduled.walk())
+    check(made, (2, 2, 1))
+    added = compiled(SHARED[name], ("q", "k", "v", "0"), "exact")
+    given = [problem(m, (2, 2, 1), SIZES) for m in (made, added)]
+    parts, sums = (g.gradients(tile.run_plan, m.value)[3] for g, m in zip(given, (made, added), strict=True))
+    torch.testing.assert_close(parts, sums, atol=1e-12, rtol=1e-12)
 
 
 def test_two_blocks_of_one_table():

@@ -99,6 +99,8 @@ class SplitParts:
         leave = [o.source for o in walk(self.block) if isinstance(o, AsyncStoreOp | AsyncReduceAddOp)]
         rings = [ring for ring in map(_ring_of, leave) if ring not in owned]
         writes = [o for o in walk(self.block) if isinstance(o, WriteOp) and _ring_of(o.target) in rings]
+        if any(o.value not in axes for o in writes):
+            raise AsyncUnsupportedError("what leaves in its steps is the same for all rows of scores")
         return {_ring_of(o.target): axes[o.value] for o in writes}
 
     # --- owned blocks

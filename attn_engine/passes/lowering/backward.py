@@ -3,7 +3,8 @@
 Each gradient is owned by one kernel. A capture whose index has no key is accumulated where a program
 owns its queries (the row kernel for contributions of `rows`, else dq); one with a key and no query where
 a program owns its keys (dk/dv); one with both with dq: summed along diagonals first where it depends on
-positions through their distance alone, in blocks where it is read at [.., q, kv], else element by element.
+positions through their distance alone, in blocks where it is read at [.., q, kv] (of each batch, if all share it and a
+kernel is to add these up), else element by element.
 
 Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
 seven; captures whose index has no query are found with them, others keep the two kernels apart. Heads so wide that
@@ -20,6 +21,7 @@ from xdsl.dialects.builtin import AnyFloat, FloatAttr, f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.batch_sums import BatchSums
 from attn_engine.passes.lowering.diagonals import DiagonalSums, by_distance
 from attn_engine.passes.lowering.frame import Operands, present
 from attn_engine.passes.lowering.gradients import capture_axes
@@ -53,12 +55,13 @@ class BackwardLowering:
     apart: bool = False
     exact: bool = False
     single: bool = False
+    by_batch: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
-        self.blockwise = score_gradients(op, self.exact, self.single)
+        self.blockwise = score_gradients(op, self.exact, self.single, self.by_batch)
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         self._arguments(plan, operands)
@@ -78,10 +81,12 @@ class BackwardLowering:
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
             scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
-            contributions = (by_query, scattered, diagonals, self.blockwise)
+            shared = {n: BatchSums(op, operands, g, self.dq) for n, g in self.blockwise.items() if g.shared}
+            contributions = (by_query, scattered, diagonals, {**self.blockwise, **shared})
             QueryGradients(op, operands, kernel, vectors, *contributions).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
             self.kernels += [found.finish(f"{self.name}_distances{n}") for n, found in diagonals.items()]
+            self.kernels += [found.finish(f"{self.name}_batches{n}") for n, found in shared.items()]
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
@@ -125,8 +130,9 @@ class BackwardLowering:
     def _zero(self, plan: Plan) -> None:
         """Capture gradients are sums over programs, or of scores of which some are not visited."""
         every = present(self.op.blocks) is None and present(self.op.kinds) is None
+        whole = {g.capture for g in self.blockwise.values() if g.shared or (g.alone and every)}
         for name, position in zip(self.grad_names, self.op.grad_captures, strict=True):
-            if not (every and position.value.data in self.stored):
+            if position.value.data not in whole:
                 plan.scope.add(tile.FillOp(plan.args[name], _zero_like(plan.scope, plan.args[name])))
 
     def _row_vectors(self, plan: Plan, operands: Operands) -> list[SSAValue]:

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Region, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.batch_sums import BatchSums
 from attn_engine.passes.lowering.diagonals import DiagonalSums
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
@@ -37,7 +38,7 @@ class QueryGradients:
     carried: list[int]
     scattered: list[int]
     diagonals: Mapping[int, DiagonalSums] = field(default_factory=dict[int, DiagonalSums])
-    blockwise: Mapping[int, ScoreGradient] = field(default_factory=dict[int, ScoreGradient])
+    blockwise: Mapping[int, ScoreGradient | BatchSums] = field(default_factory=dict[int, ScoreGradient | BatchSums])
 
     def build(self, blocks: SSAValue) -> None:
         kernel, scope, operands = self.kernel, self.kernel.scope, self.operands

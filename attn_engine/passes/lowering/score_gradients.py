@@ -1,6 +1,7 @@
 """Gradients of captures that are read at [.., q, kv]: a block of scores is a block of them, and leaves as one.
 
-Where no two scores have the same place, blocks are stored, in the type of the capture; elsewhere they are added up.
+Where no two scores have the same place, blocks are stored, in the type of the capture; where scores of different batches
+have, a part for each batch may be; elsewhere blocks are added up.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from attn_engine.passes.lowering.scope import Scope
 
 _B, _H, _Q, _KV = 2, 3, 4, 5
 """Of the arguments of an element region."""
+_OF_ALL_BATCHES = ([_H], [_H, None], [None, _H])
+"""Leading indices, None for a number, of which each head has its own, and batches have the same."""
 _CASTS = (arith.ExtSIOp, arith.TruncIOp)
 
 
 @dataclass(frozen=True)
 class ScoreGradient:
-    """One contribution: its capture, where on the axes before the last two it goes, and whether each place has one score."""
+    """One contribution: its capture, where on the axes before the last two it goes, and whether each place has one score.
+
+    `shared` says that each has one of every batch.
+    """
 
     capture: int
     leading: tuple[SSAValue, ...]
     alone: bool
+    shared: bool = False
 
     def leave(self, frame: Frame, scope: Scope, value: SSAValue, q0: SSAValue, n0: SSAValue) -> None:
         """Stores or adds a block of contributions, 0 where they do not count."""
@@ -49,15 +56,26 @@ class ScoreGradient:
     def _index(frame: Frame, scope: Scope, index: SSAValue) -> SSAValue:
         if isinstance(index, BlockArgument):
             return frame.b if index.index == _B else frame.h
-        assert isinstance(index.owner, arith.ConstantOp) and isinstance(index.owner.value, IntegerAttr)
-        return scope.value(index.owner.value.value.data)
+        number = number_of(index)
+        assert number is not None
+        return scope.value(number)
 
 
-def score_gradients(op: attn.BackwardOp, exact: bool, single: bool = False) -> dict[int, ScoreGradient]:
+def number_of(index: SSAValue) -> int | None:
+    """What an index is in every score, if it is a constant."""
+    owner = index.owner
+    constant = isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr)
+    return owner.value.value.data if constant else None  # type: ignore[union-attr]
+
+
+def score_gradients(
+    op: attn.BackwardOp, exact: bool, single: bool = False, by_batch: bool = False
+) -> dict[int, ScoreGradient]:
     """Those contributions of the element region, by number, whose last indices are the query and the key.
 
     `exact` says that captures are exactly as long as the tensors wherever b, h, q or kv index them directly. With
-    `single` only those whose places have one score each: blocks of them are stored, not added.
+    `single` only those whose places have one score each: blocks of them are stored, not added. With `by_batch` parts of
+    each batch may be.
     """
     block = op.element.block
     adds = [o for o in block.ops if isinstance(o, attn.AccumulateGradOp)]
@@ -67,9 +85,11 @@ def score_gradients(op: attn.BackwardOp, exact: bool, single: bool = False) -> d
         positions = [i.index if isinstance(i, BlockArgument) else None for i in indices]
         if positions[-2:] == [_Q, _KV] and all(_is_leading(i) for i in indices[:-2]):
             capture = _capture(op, block, add)
-            alone = exact and sorted(positions[:-2], key=str) == [_B, _H] and _times(op, capture) == 1
-            if alone or not single:
-                found[n] = ScoreGradient(capture, tuple(indices[:-2]), alone)
+            once = exact and _times(op, capture) == 1
+            alone = once and sorted(positions[:-2], key=str) == [_B, _H]
+            shared = once and by_batch and positions[:-2] in _OF_ALL_BATCHES
+            if alone or shared or not single:
+                found[n] = ScoreGradient(capture, tuple(indices[:-2]), alone, shared)
     return found
 
 
@@ -83,7 +103,7 @@ def shares_batches(op: attn.BackwardOp) -> bool:
 
 def stored(found: Sequence[ScoreGradient]) -> set[int]:
     """The captures whose gradients are stored."""
-    return {gradient.capture for gradient in found if gradient.alone}
+    return {gradient.capture for gradient in found if gradient.alone or gradient.shared}
 
 
 def _plain(index: SSAValue) -> SSAValue:
@@ -95,8 +115,8 @@ def _plain(index: SSAValue) -> SSAValue:
 def _is_leading(index: SSAValue) -> bool:
     if isinstance(index, BlockArgument):
         return index.index in (_B, _H)
-    owner = index.owner
-    return isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr) and owner.value.value.data >= 0
+    number = number_of(index)
+    return number is not None and number >= 0
 
 
 def _capture(op: attn.BackwardOp, block: Block, add: attn.AccumulateGradOp) -> int:
