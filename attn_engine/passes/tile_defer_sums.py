@@ -178,8 +178,7 @@ def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
     starts = [op for op in needed if isinstance(op, tile.MapOp)]
     reads = [op for op in needed if isinstance(op, ReadOp) and all(u.operation in starts for u in op.result.uses)]
     waits = [op for op in ops if isinstance(op, BarrierWaitOp) and any(op.index is d.index for d in _stages(dots))]
-    fences = [op for op in ops if isinstance(op, ProxyFenceOp)][:1] if reads else []
-    for op in [*waits, *reads, *fences, *starts, *dots]:
+    for op in [*waits, *reads, *starts, *dots]:
         op.detach()
         body.insert_op_before(op, anchor)
 

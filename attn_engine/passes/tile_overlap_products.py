@@ -20,7 +20,7 @@ from attn_engine.dialects.tile_async_copy import (
 )
 from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
-from attn_engine.passes.hopper.role_steps import role_steps
+from attn_engine.passes.hopper.role_steps import role_steps, sums
 from attn_engine.passes.hopper.steps import roles_of
 
 _ACCESSES = (ReadOp, WriteOp, ProxyFenceOp, BarrierWaitOp)
@@ -43,8 +43,10 @@ class _Overlap:
     first, then does what else the last result allows; the wait for the next product follows.
     """
 
-    def __init__(self, body: Block):
-        self.body = body
+    def __init__(self, body: Block, how: TileOverlapProductsPass):
+        self.body, self.how = body, how
+        self.late = set[Operation](sums(body)) if how.late_sums else set[Operation]()
+        """Products that start behind the others of their wave."""
         *self.ops, self.end = body.ops
         self.waits = [op for op in self.ops if isinstance(op, WaitOp)]
         self.work = [op for op in self.ops if not isinstance(op, WaitOp)]
@@ -97,17 +99,26 @@ class _Overlap:
         for number in range(len(self.waits) + 1):
             known = set(self.started[:number])
             ready = [op for op in self.work if op not in self.order and self.needs[op] <= known]
-            for op in ready:
+            for op in sorted(ready, key=lambda op: op in self.late):
                 if isinstance(op, AsyncDotOp):
                     self._emit(op)
             for op in ready:
                 # What needs no product waits for its first user: until then it would only hold registers. Reads hide
                 # behind the first product.
-                if self.needs[op] or isinstance(op, ReadOp | ProxyFenceOp):
+                if (
+                    self.needs[op]
+                    or isinstance(op, ProxyFenceOp)
+                    or (isinstance(op, ReadOp) and self._is_due(op, number))
+                ):
                     self._emit(op)
         for op in self.work:
             self._emit(op)
         self._place()
+
+    def _is_due(self, read: ReadOp, wave: int) -> bool:
+        """Whether what is read is used in the next wave, or, if reads are not late, at any time."""
+        known = set(self.started[: wave + 1])
+        return not self.how.late_reads or any(self.needs.get(u.operation, known) <= known for u in read.result.uses)
 
     def _emit(self, op: Operation) -> None:
         """Appends an op behind those that must come before it."""
@@ -128,13 +139,21 @@ class _Overlap:
         started: list[AsyncDotOp] = []
         waiting = dict.fromkeys(self.started)
         for op in self.order:
-            self._wait(self.needs[op], started, waiting)
+            self._wait(self.needs[op] | self._too_many(op, started, waiting), started, waiting)
             self.body.insert_op_before(op, self.end)
             if isinstance(op, AsyncDotOp):
                 started.append(op)
         self._wait(set(started), started, waiting)
         for wait in self.waits:
             wait.erase()
+
+    def _too_many(
+        self, op: Operation, started: Sequence[AsyncDotOp], waiting: dict[AsyncDotOp, None]
+    ) -> set[AsyncDotOp]:
+        """The oldest products in flight that must end before one more starts."""
+        flying = [p for p in started if p in waiting]
+        most = self.how.in_flight - 1
+        return set(flying[:-most]) if isinstance(op, AsyncDotOp) and 0 < most < len(flying) else set()
 
     def _wait(self, needed: set[AsyncDotOp], started: Sequence[AsyncDotOp], waiting: dict[AsyncDotOp, None]) -> None:
         """One wait for all of the needed products that have not been waited for, and for those that end before them."""
@@ -174,8 +193,14 @@ class TileOverlapProductsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
+    late_sums: bool = False
+    """Whether a product that is added to what steps before have left starts behind those whose results the step needs."""
+    late_reads: bool = False
+    """Whether vectors are read under the last product in front of the arithmetic with them, not under the first of all."""
+    in_flight: int = 0
+    """At most so many products of a consumer at the same time, as each holds its operands' registers; 0 for any number."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             for body in [body for role in roles.bodies for body in role_steps(role.block)]:
-                _Overlap(body).run()
+                _Overlap(body, self).run()

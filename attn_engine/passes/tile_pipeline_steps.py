@@ -184,8 +184,8 @@ class _Pipeline:
         for dot in step.dots:
             self._product(dot, slots, zero)
         end = Before(yields(body))
-        if step.beside:
-            (Before(step.shared[0].dot) if step.shared else end).add(ProxyFenceOp())
+        if step.beside and not step.shared:
+            end.add(ProxyFenceOp())  # what consumers share is fenced anyway
         for number, shared in enumerate(step.shared):
             self._shared(shared, number, count, zero)
         for write in step.writes:

@@ -77,14 +77,15 @@ def _step(body: Block, carried: Sequence[SSAValue]) -> None:
     first = _First.of(body)
     first.value.replace_all_uses_with(carried[0])
     last = [op for op in body.ops if isinstance(op, AsyncDotOp)][-1]
-    final = [op for op in body.ops if isinstance(op, WaitOp)][-1]
-    if not last.is_before_in_block(final):
+    behind = [op for op in body.ops if isinstance(op, WaitOp) and last.is_before_in_block(op)]
+    if not behind:
         raise AsyncUnsupportedError("its steps end without a product")
-    scope = Before(final)
+    scope = Before(behind[0])
     count = count_of(first.full)
     following = scope.add(arith.AddiOp(count, scope.value(1)), "following").result
     pending = first.start(scope, following)
-    final.properties["count"] = IntegerAttr(1, i64)
+    for wait in behind:
+        wait.properties["count"] = IntegerAttr(wait.count.value.data + 1, i64)
     yield_more(body, [first.finish(Before(yields(body)), pending)])
     first.erase()
 

@@ -17,6 +17,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.form import signature_of, step_of, tables_of
+from attn_engine.passes.hopper.head_groups import HeadGroups, alike
 from attn_engine.passes.hopper.slicing import depends_on
 from attn_engine.passes.lowering.scope import Scope
 
@@ -25,17 +26,12 @@ _GRID, _BATCH = 3, 2
 
 @dataclass
 class _Tiles:
-    """What the kernel needs to know to turn a tile's number into a block of queries of a head."""
+    """What the kernel needs to know to take tiles off the counter."""
 
     tiles: SSAValue
     programs: SSAValue
     counter: SSAValue
-    row_tiles: SSAValue
-    heads: SSAValue
-    all_heads: SSAValue
-    heads_in_flight: SSAValue
-    batch: SSAValue | None = None
-    """The size of the batch, if heads of the same number run together across it."""
+    groups: HeadGroups
 
 
 def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes: int, across: bool) -> _Tiles:
@@ -52,9 +48,9 @@ def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes
     signature.grid([programs])
     values = (tiles, programs, counter, row_tiles, heads, all_heads, in_flight)
     names = ("tiles", "programs", "counter", "row_tiles", "heads", "all_heads", "heads_in_flight")
-    found = _Tiles(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
-    found.batch = signature.add(batch, "batch") if across else None
-    return found
+    added = [signature.add(v, n) for v, n in zip(values, names, strict=True)]
+    groups = HeadGroups(*added[3:], batch=signature.add(batch, "batch") if across else None)
+    return _Tiles(*added[:3], groups=groups)
 
 
 def _heads_in_flight(scope: Before, heads: SSAValue, all_heads: SSAValue, k: SSAValue, room: int) -> SSAValue:
@@ -66,40 +62,7 @@ def _heads_in_flight(scope: Before, heads: SSAValue, all_heads: SSAValue, k: SSA
     wanted = scope.add(arith.MuliOp(scope.value(scope.larger(fit, 1)), group), "wanted").result
     # `room` is below 2^24 positions, so the product of fit and group stays in 32 bits for up to 128 heads a group.
     most = scope.value(scope.larger(scope.smaller(wanted, all_heads), 1, "most"))
-    return _alike(scope, all_heads, most, scope.value(scope.larger(group, 1, "group")))
-
-
-def _alike(scope: Before, all_heads: SSAValue, most: SSAValue, group: SSAValue) -> SSAValue:
-    """At most so many heads, and no fewer in the last run of them than need be: few long tiles at the end wait for each other.
-
-    Heads that share keys stay together.
-    """
-
-    runs = scope.add(arith.CeilDivSIOp(all_heads, most), "runs").result
-    each = scope.add(arith.CeilDivSIOp(all_heads, scope.value(scope.larger(runs, 1, "runs"))), "each").result
-    groups = scope.add(arith.CeilDivSIOp(each, group), "groups").result
-    alike = scope.add(arith.MuliOp(groups, group), "alike").result
-    return scope.value(scope.larger(scope.smaller(alike, most), 1, "heads_in_flight"))
-
-
-def _place(scope: Scope, number: SSAValue, tiles: _Tiles) -> tuple[SSAValue, SSAValue, SSAValue]:
-    """Row tile, head and batch of a tile: groups of heads one after the other, a group's row tiles across its heads."""
-
-    def divide(a: SSAValue, b: SSAValue, quotient: str, rest: str) -> tuple[SSAValue, SSAValue]:
-        return scope.add(arith.DivSIOp(a, b), quotient).result, scope.add(arith.RemSIOp(a, b), rest).result
-
-    per_group = scope.add(arith.MuliOp(tiles.row_tiles, tiles.heads_in_flight), "per_group").result
-    group, inside = divide(number, per_group, "group", "in_group")
-    first = scope.add(arith.MuliOp(group, tiles.heads_in_flight), "first_head").result
-    left = scope.minus(tiles.all_heads, first, "heads_left")
-    width = scope.value(scope.smaller(tiles.heads_in_flight, left, "width"))
-    row, across = divide(inside, width, "i", "across")
-    head = scope.value(scope.plus(first, across, "head"))
-    if tiles.batch is not None:
-        h, b = divide(head, tiles.batch, "h", "b")
-    else:
-        b, h = divide(head, tiles.heads, "b", "h")
-    return row, h, b
+    return alike(scope, all_heads, most, scope.value(scope.larger(group, 1, "group")))
 
 
 def _loop(kernel: tile.KernelOp, tiles: _Tiles) -> None:
@@ -108,7 +71,7 @@ def _loop(kernel: tile.KernelOp, tiles: _Tiles) -> None:
     body, test = Block(arg_types=[i32]), Block(arg_types=[i32])
     body.args[0].name_hint = test.args[0].name_hint = "tile"
     inside = Scope(body)
-    place = _place(inside, body.args[0], tiles)
+    place = tiles.groups.place(inside, body.args[0])
     for op in list(block.ops):
         if isinstance(op, tile.EndOp):
             continue

@@ -47,6 +47,7 @@ GRADIENTS = (
     "tile-fold-scales",
     "tile-start-products",
     "tile-hoist-factors",
+    "tile-order-programs",
     "tile-pipeline-steps",
     "tile-split-roles",
     "tile-overlap-products",
