@@ -19,7 +19,7 @@ from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects.tile import EndOp, ints, ints_of
-from attn_engine.dialects.tile_async_copy import COPY_OPS
+from attn_engine.dialects.tile_async_copy import COPY_OPS, BarrierArriveOp
 from attn_engine.dialects.tile_async_memory import MEMORY_OPS
 from attn_engine.dialects.tile_async_product import PRODUCT_OPS
 from attn_engine.dialects.tile_async_view import VIEW_OPS
@@ -30,6 +30,8 @@ from attn_engine.dialects.tile_types import (
     MmaLayoutAttr,
     PendingType,
 )
+
+_WARP = 32
 
 
 @irdl_op_definition
@@ -118,6 +120,17 @@ class RolesOp(IRDLOperation):
                 raise VerifyException("a role's arguments are its number (i32) and the captures")
             if not isinstance(body.block.last_op, EndOp):
                 raise VerifyException("a role ends in tile.end")
+            _check_arrivals(body, warps)
+
+
+def _check_arrivals(body: Region, warps: int) -> None:
+    """At barriers of threads, as many as a role has arrive."""
+    for op in body.walk():
+        if isinstance(op, BarrierArriveOp):
+            assert isinstance(op.barriers.type, BarriersType)
+            threads = op.barriers.type.threads.data
+            if threads not in (1, warps * _WARP):
+                raise VerifyException(f"a role of {warps} warps arrives at barriers of {threads} threads")
 
 
 def _parse_number(parser: Parser, word: str) -> int:

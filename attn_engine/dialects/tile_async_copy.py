@@ -39,8 +39,8 @@ class MakeBarriersOp(IRDLOperation):
     traits = traits_def(MemoryWriteEffect())
     assembly_format = "`count` $count attr-dict `:` type($result)"
 
-    def __init__(self, size: int, count: int):
-        super().__init__(properties={"count": IntegerAttr(count, i64)}, result_types=[BarriersType(size)])
+    def __init__(self, size: int, count: int, threads: int = 1):
+        super().__init__(properties={"count": IntegerAttr(count, i64)}, result_types=[BarriersType(size, threads)])
 
     def verify_(self) -> None:
         if self.count.value.data < 1:
@@ -84,6 +84,8 @@ class BarrierExpectOp(IRDLOperation):
 @irdl_op_definition
 class BarrierArriveOp(IRDLOperation):
     """One arrival of this role, after all that it did before; with `if`, only where the condition holds.
+
+    At barriers of threads, each thread arrives for itself (`BarriersType`).
 
     ```
     tile.barrier_arrive %v_empty[%i] if %later : !tile.barriers<2>

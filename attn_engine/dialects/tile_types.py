@@ -139,26 +139,37 @@ class BarriersType(ParametrizedAttribute, TypeAttribute):
 
     A barrier counts phases from 0. A phase ends when all its arrivals have come and all the bytes that it was
     told to expect have landed; the next phase then begins with the same arrival count.
+
+    For an arrival the warps of a role meet, and one thread arrives. At ``!tile.barriers<2, 128>`` all 128 threads of a
+    role do, each when it gets there: an arrival has come with the last of them. Reads and writes by threads are not
+    ordered before it, products that a thread has waited for are.
     """
 
     name = "tile.barriers"
     size: IntAttr = param_def()
+    threads: IntAttr = param_def()
 
-    def __init__(self, size: int | IntAttr):
-        super().__init__(size if isinstance(size, IntAttr) else IntAttr(size))
+    def __init__(self, size: int | IntAttr, threads: int | IntAttr = 1):
+        super().__init__(*(v if isinstance(v, IntAttr) else IntAttr(v) for v in (size, threads)))
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
-            return (IntAttr(parser.parse_integer(allow_boolean=False, allow_negative=False)),)
+            size = parser.parse_integer(allow_boolean=False, allow_negative=False)
+            more = parser.parse_optional_punctuation(",") is not None
+            threads = parser.parse_integer(allow_boolean=False, allow_negative=False) if more else 1
+            return (IntAttr(size), IntAttr(threads))
 
     def print_parameters(self, printer: Printer) -> None:
+        threads = f", {self.threads.data}" if self.threads.data > 1 else ""
         with printer.in_angle_brackets():
-            printer.print_string(str(self.size.data))
+            printer.print_string(f"{self.size.data}{threads}")
 
     def verify(self) -> None:
-        if self.size.data < 1:
-            raise VerifyException(f"an array of barriers holds at least one, got {self.size.data}")
+        if self.size.data < 1 or self.threads.data < 1:
+            raise VerifyException(
+                f"an array holds at least one barrier, of one thread: {self.size.data}, {self.threads.data}"
+            )
 
 
 @irdl_attr_definition

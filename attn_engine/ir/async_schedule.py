@@ -52,6 +52,8 @@ class AsyncSchedule:
     """Keys and values of the heads that run at the same time."""
     shared_bytes: int = 226 * 1024
     """What a program may have, but for barriers and cells."""
+    apart_arrivals: bool = False
+    """Whether the threads of a consumer release slots each for itself: else its warps meet at every release."""
     held_cycles: int = 512
     """Products of a step up to which slots are released under the next ones. On an H200, held beside released at once:
     512 cycles (64 channels, 128 keys) up to 5 % faster; 640 (192 and 128, 64 keys) 1 % slower, 1024 with two stages 2 to 10 %."""

@@ -24,7 +24,7 @@ from attn_engine.dialects.tile_async_memory import CellReadOp, CellWriteOp
 from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.ir.async_schedule import WARPGROUP_THREADS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.form import consumers_of, signature_of
 from attn_engine.passes.hopper.handshake import Handshake
@@ -196,7 +196,7 @@ class TileSpecializeWarpsPass(ModulePass):
     Copies into shared memory, the counter of tiles and all that they depend on go to the producer; products, tiles
     and stores to the consumers, each with its part of the queries. Loops over keys stand in both. Scalars that depend on the
     tile are computed by the producer and published in cells; other scalars that both need are computed twice. The producer
-    waits for a slot until all consumers have released it.
+    waits for a slot until all consumers have released it; the warps of a consumer need not meet for that.
 
     ```
     scf.while (%tile = %first, ...) { ... } do { address; async_load; barrier_wait; async_dot; wait; ...; fetch_add }
@@ -223,6 +223,8 @@ class TileSpecializeWarpsPass(ModulePass):
     """Registers of a thread of a consumer; its part of what there are if absent."""
     producer_registers: int = AsyncSchedule.producer_registers
     """Registers of a thread of the producer."""
+    apart: bool = AsyncSchedule.apart_arrivals
+    """Whether the threads of a consumer arrive each for itself at barriers of slots that products alone read."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         signature = signature_of(op, self.plan)
@@ -238,7 +240,8 @@ class TileSpecializeWarpsPass(ModulePass):
         consumers = self.consumers or consumers_of(kernel)
         part = SplitRows(signature, loop.after_region.block, consumers).run()
         top = Before(loop)
-        produce, consume = Handshake(loop.after_region.block, top, consumers, part).run()
+        threads = WARPGROUP_THREADS if self.apart else 1
+        produce, consume = Handshake(loop.after_region.block, top, consumers, part, threads).run()
         blocks = _Roles(kernel, loop, consumers, part, top).build(produce, consume)
         captures = _captures(kernel, blocks)
         registers = [self.consumer_registers or AsyncSchedule.registers_of(consumers), self.producer_registers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,23 @@ def test_softmax_is_scheduled_without_a_spill_in_the_loop(name: str, d: int):
     compiled = assembly(Definition(mask_mod=mask), d)
     check(compiled, products=72 if name == "window" else 2 * 3 * (d // 16 + 8))
     assert moves(compiled) == 0
+
+
+def test_threads_that_release_slots_apart_do_not_meet():
+    """One meeting of a consumer's warps is left in a step: in front of its first wait for a copy."""
+    traced = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128, return_lse=True)
+    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
+    request = Request((), "gluon", schedule, Facts(positive_scale=True))
+    own = get_backend("gluon")
+    apart = {"tile-specialize-warps": "tile-specialize-warps{apart=true}"}
+    backend = replace(own, pipeline=tuple(apart.get(name, name) for name in own.pipeline))
+    compiled = gluon_ahead.compile_ahead(
+        emit(driver.to_tile(driver.to_attn(traced.module, ()), request, backend)), "forward_kernel"
+    )
+    check(compiled, products=96)
+    loop = compiled.loops()[1]
+    assert [sum(name in text for text in loop) for name in ("BAR.SYNC", "ARRIVES.LDGSTSBAR")] == [1, 2]
+    assert compiled.spilled_bytes == 0
 
 
 def first_or_near(b: Any, h: Any, q: Any, kv: Any) -> Any:

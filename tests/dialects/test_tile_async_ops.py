@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, f16, f32, i1, i32
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.parser import Parser
+from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
@@ -160,11 +162,23 @@ def test_constructors_verify_and_print_what_parses():
     assert str(parsed) == str(module)
 
 
+def test_arrivals_of_threads_are_those_of_a_whole_role():
+    text = str(build()).replace("!tile.barriers<2>", "!tile.barriers<2, 128>")
+    module = Parser(make_context(), text).parse_module()
+    module.verify()
+    assert str(module) == text
+    few = Parser(make_context(), text.replace("<2, 128>", "<2, 64>")).parse_module()
+    with pytest.raises(VerifyException, match="4 warps arrives at barriers of 64 threads"):
+        few.verify()
+    with pytest.raises(VerifyException, match="at least one barrier"):
+        BarriersType(2, 0)
+
+
 def test_types_are_equal_by_all_their_parameters():
     kinds = [
         BufferType([2, 3], f16), BufferType([3, 2], f16), BufferType([2, 3], f32), BufferType([2, 3], f16, MemorySpace.GLOBAL),
         DescriptorType([2, 3], f16), DescriptorType([2, 4], f16), DescriptorType([2, 3], f32),
-        BarriersType(1), BarriersType(2), PendingType(TensorType(f32, [2])), PendingType(TensorType(f32, [3])),
+        BarriersType(1), BarriersType(2), BarriersType(2, 128), PendingType(TensorType(f32, [2])), PendingType(TensorType(f32, [3])),
         MmaLayoutAttr(4, 1, 64), MmaLayoutAttr(4, 1, 128), MmaLayoutAttr(8, 1, 64), MmaLayoutAttr(4, 2, 64),
     ]  # fmt: skip
     assert len(set(kinds)) == len(kinds)

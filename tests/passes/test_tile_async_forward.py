@@ -369,6 +369,22 @@ def test_when_slots_are_released_changes_nothing(name: str, hold: str):
         torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["causal", "table"])
+def test_threads_may_release_what_products_alone_read(name: str):
+    """Each for itself; blocks of a table are read by threads, whose reads only a meeting of the warps orders."""
+    made, operands = compiled(name), inputs((1, 4, 2), (300, 312))
+    module = made.value.clone()
+    apart = "tile-specialize-warps{apart=true}"
+    driver.run_passes(module, (*PREPARE, *(apart if s == "tile-specialize-warps" else s for s in SCHEDULE)))
+    module.verify()
+    found = re.findall(r"%(\w+) = tile.make_barriers count 2 : !tile.barriers<2(, 128)?>", str(module))
+    apart_of = {name: bool(threads) for name, threads in found}
+    assert apart_of["k_empty"] and apart_of["v_empty"] and not apart_of["tile_empty"]
+    assert not apart_of.get("table_empty", False)
+    o, *_ = run(module, made, operands, seed=0)
+    torch.testing.assert_close(o, dense(made.case, *operands), atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.parametrize(
     ("d", "dv", "keys", "held"),
     [(64, 64, 128, True), (96, 96, 128, False), (128, 128, 128, False), (128, 128, 64, True), (192, 128, 64, False)],

@@ -102,9 +102,10 @@ def _fetch_add(printer: FunctionPrinter, op: memory.FetchAddOp) -> None:
 def _make_barriers(printer: FunctionPrinter, op: copies.MakeBarriersOp) -> None:
     assert isinstance(op.result.type, BarriersType)
     size, name = op.result.type.size.data, printer.text(op.result)
+    count = op.count.value.data * op.result.type.threads.data
     printer.assign(op, f"gl.allocate_shared_memory(gl.int64, [{size}, 1], mbarrier.MBarrierLayout())")
     for n in range(size):
-        printer.writer.line(f"mbarrier.init({name}.index({n}), count={op.count.value.data})")
+        printer.writer.line(f"mbarrier.init({name}.index({n}), count={count})")
 
 
 def _barrier(
@@ -119,8 +120,13 @@ def _barrier_expect(printer: FunctionPrinter, op: copies.BarrierExpectOp) -> Non
 
 
 def _barrier_arrive(printer: FunctionPrinter, op: copies.BarrierArriveOp) -> None:
+    assert isinstance(op.barriers.type, BarriersType)
+    threads = op.barriers.type.threads.data
+    if threads > 1 and op.condition is None:
+        printer.writer.line(f"arrive_apart({_barrier(printer, op)})")
+        return
     condition = f", pred={printer.text(op.condition)}" if op.condition is not None else ""
-    printer.writer.line(f"mbarrier.arrive({_barrier(printer, op)}, count=1{condition})")
+    printer.writer.line(f"mbarrier.arrive({_barrier(printer, op)}, count={threads}{condition})")
 
 
 def _barrier_wait(printer: FunctionPrinter, op: copies.BarrierWaitOp) -> None:

@@ -10,6 +10,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -28,6 +29,12 @@ def reduce_add_out(descriptor, coordinates, source, _semantic=None):
     """Adds a block in shared memory to global memory; without a name of its own in this version."""
     place = _semantic._convert_to_ir_values(coordinates, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, place, source.handle)
+
+
+@gluon.jit
+def arrive_apart(barrier):
+    """Every thread arrives, when its copies of the older kind have ended: it has none. No barrier of warps comes before."""
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
 
 
 # A test that is true of one denormal number only, on values that depend on all exponentials, in front of the wait for

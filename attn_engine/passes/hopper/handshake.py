@@ -23,7 +23,7 @@ from attn_engine.dialects.tile_async_copy import (
 from attn_engine.dialects.tile_async_memory import FetchAddOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
-from attn_engine.dialects.tile_types import BufferType
+from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.passes.hopper.edit import After, Before
 from attn_engine.passes.hopper.rows import walk
 
@@ -43,6 +43,8 @@ class Handshake:
     top: Before
     consumers: int
     part: SSAValue
+    threads: int = 1
+    """Of a consumer, which arrive each for itself where products alone read a slot; 1 to arrive together."""
 
     def run(self) -> tuple[list[Operation], list[Operation]]:
         """Adds the missing half of every handshake; the ops of the producer and of the consumers."""
@@ -50,6 +52,9 @@ class Handshake:
         self.consume: list[Operation] = [o for o in walk(self.block) if isinstance(o, COMPUTES)]
         waits = [o for o in walk(self.block) if isinstance(o, BarrierWaitOp)]
         self.empty: dict[SSAValue, SSAValue] = {}
+        reads = (_slot(op.source) for op in self.consume if isinstance(op, ReadOp))
+        self.read = {self._full(slot) for slot in reads if slot is not None}
+        """The full barriers of slots that threads read themselves."""
         for expect in [o for o in self.produce if isinstance(o, BarrierExpectOp)]:
             own = [w for w in waits if w.barriers is expect.barriers]
             same = [w for w in own if w.index is expect.index] or own
@@ -63,7 +68,9 @@ class Handshake:
         if full not in self.empty:
             name = (full.name_hint or "slot").removesuffix("_full")
             own = any(isinstance(u.operation, BarrierWaitOp) and u.operation.index is self.part for u in full.uses)
-            barriers = MakeBarriersOp(full.type.size.data, 1 if own else self.consumers)  # type: ignore[attr-defined]
+            assert isinstance(full.type, BarriersType)
+            size, threads = full.type.size.data, 1 if own or full in self.read else self.threads
+            barriers = MakeBarriersOp(size, 1 if own else self.consumers, threads)
             self.empty[full] = self.top.add(barriers, f"{name}_empty").result
         return self.empty[full]
 
