@@ -19,7 +19,7 @@ from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotO
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.walks import behind, operands_of
 from attn_engine.passes.hopper.edit import After, Before, yield_more
-from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps
+from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of
 from attn_engine.passes.hopper.steps import roles_of
 
 _FAR = 1 << 30
@@ -41,9 +41,8 @@ class _Sum:
     @classmethod
     def of(cls, body: Block) -> _Sum:
         product = next(op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp))
-        assert isinstance(product.a.owner, TransposedSlotOp)
-        slot = product.a.owner.source.owner
-        assert isinstance(slot, SlotOp)
+        slot = slot_of(product.a)
+        assert slot is not None
         full = next(op for op in body.ops if isinstance(op, BarrierWaitOp) and op.index is slot.index)
         wait = next(op for op in body.ops if isinstance(op, WaitOp) and product.result in op.pending)
         add = next(op for op in body.ops if isinstance(op, AsyncReduceAddOp))

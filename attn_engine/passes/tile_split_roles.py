@@ -31,6 +31,7 @@ from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.handshake import COMPUTES, COPIES
+from attn_engine.passes.hopper.role_steps import slot_of
 from attn_engine.passes.hopper.rows import walk
 from attn_engine.passes.hopper.slicing import Slice
 from attn_engine.passes.hopper.split_parts import SplitParts
@@ -83,10 +84,9 @@ def _between_consumers(block: Block, top: Before, consumers: int) -> list[Operat
     barriers: dict[SSAValue, SSAValue] = {}
     owned: list[SSAValue] = []
     for dot in [op for op in walk(block) if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp)]:
-        assert isinstance(dot.a.owner, TransposedSlotOp)
-        slot, part = dot.a.owner.source.owner, dot.b.owner
-        assert isinstance(slot, SlotOp) and isinstance(part, PartOp) and isinstance(part.source.owner, SlotOp)
-        owned.append(part.source.owner.ring)
+        slot, block_ = slot_of(dot.a), slot_of(dot.b)
+        assert slot is not None and block_ is not None
+        owned.append(block_.ring)
         if slot.ring not in barriers:
             assert isinstance(slot.ring.type, BufferType)
             stages = slot.ring.type.get_shape()[0]

@@ -10,6 +10,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp
+from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
 from attn_engine.passes.hopper.edit import extend_for, yield_more
 
 
@@ -22,6 +23,14 @@ def chain(body: Block, ops: Sequence[Operation], known: Container[SSAValue] = ()
             needed.add(op)
             work.extend(o.owner for o in op.operands if isinstance(o.owner, Operation) and o not in known)
     return [op for op in body.ops if op in needed]
+
+
+def slot_of(value: SSAValue) -> SlotOp | None:
+    """The slot that a view is of, turned, a part of it, or whole."""
+    owner = value.owner
+    while isinstance(owner, PartOp | TransposedSlotOp):
+        owner = owner.source.owner
+    return owner if isinstance(owner, SlotOp) else None
 
 
 def count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:

@@ -15,6 +15,7 @@ from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp
 from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import WARPGROUP_ROWS
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.rows import own_constants, row_axes, walk
 from attn_engine.passes.hopper.split_rows import retype
@@ -27,7 +28,8 @@ _WARPS = 4
 class SplitParts:
     """One kernel; products whose first operand is in shared memory say which rows are owned.
 
-    A product over these rows themselves reads all of them, and is divided along its columns.
+    A product over these rows themselves reads all of them, and is divided along its own rows, if every part has as many as
+    a product takes, or along its columns.
     """
 
     signature: Signature
@@ -51,7 +53,7 @@ class SplitParts:
             raise AsyncUnsupportedError("its products have different numbers of rows")
         self.rows = rows.pop() // self.parts
         self.offset = scope.value(scope.times(self.part, self.rows, "part_rows"))
-        seeds: dict[SSAValue, int] = {op.result: int(op in over) for op in resident}
+        seeds: dict[SSAValue, int] = {op.result: int(op in over and not self._is_high(op)) for op in resident}
         axes = row_axes(self.block, seeds)
         for op in list(walk(self.block)):
             self._move(op, axes)
@@ -66,9 +68,12 @@ class SplitParts:
             else:
                 self._divide(ring)
         for op in over:
-            self._view(op, 1, 1)
             assert isinstance(op.a.owner, TransposedSlotOp)
             self._pass(_ring_of(op.a.owner.source))
+            if self._is_high(op):
+                self._turn_part(op, op.a.owner)
+            else:
+                self._view(op, 1, 1)
         adds = [o for o in walk(self.block) if isinstance(o, AsyncReduceAddOp) and leaving[_ring_of(o.source)]]
         for ring in [ring for ring, axis in leaving.items() if axis == 0]:
             self._divide(ring)
@@ -80,6 +85,21 @@ class SplitParts:
             if isinstance(op, AsyncDotOp | DotOperandOp):
                 op.properties["layout"] = MmaLayoutAttr(_WARPS, 1, op.layout.n)
         return self.part
+
+    def _is_high(self, op: AsyncDotOp) -> bool:
+        """Whether every part of a product's rows is a product of its own."""
+        assert isinstance(op.a.type, BufferType)
+        return op.a.type.get_shape()[0] == WARPGROUP_ROWS * self.parts
+
+    def _turn_part(self, op: AsyncDotOp, turned: TransposedSlotOp) -> None:
+        """A product over shared rows gets the consumer's rows of its own."""
+        assert isinstance(turned.source.type, BufferType)
+        scope, hint = Before(op), turned.result.name_hint or "turned"
+        columns = turned.source.type.get_shape()[1] // self.parts
+        part = scope.add(PartOp(turned.source, 1, self.part, columns), "shared_part")
+        op.operands[0] = scope.add(TransposedSlotOp(part), hint).result
+        if not turned.result.uses:
+            Rewriter.erase_op(turned)
 
     def _move(self, op: Operation, axes: dict[SSAValue, int]) -> None:
         """Tiles along the owned rows start at the consumer's first one."""

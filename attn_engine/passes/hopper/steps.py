@@ -230,8 +230,11 @@ def check_size(signature: Signature, consumers: int, registers: int) -> None:
     for body in step_bodies(signature.kernel.body.block):
         step = step_of(body, signature)
         dots = step.dots
-        if any(tile.shape_of(shared.dot.result)[0] != WARPGROUP_ROWS for shared in step.shared):
-            raise AsyncUnsupportedError(f"a sum over its rows has other than {WARPGROUP_ROWS} rows itself")
+        own = {tile.shape_of(shared.dot.result)[0] for shared in step.shared}
+        if not own <= {WARPGROUP_ROWS, WARPGROUP_ROWS * consumers}:
+            raise AsyncUnsupportedError(
+                f"a sum over its rows has neither {WARPGROUP_ROWS} rows itself nor as many a consumer"
+            )
         rows = {tile.shape_of(dot.result)[0] for dot in dots}
         if rows != {WARPGROUP_ROWS * consumers}:
             raise AsyncUnsupportedError(f"its blocks have {max(rows)} rows instead of {WARPGROUP_ROWS * consumers}")
