@@ -86,13 +86,18 @@ UNROTATED = overlap(
     "tile-rotate-steps",
 )
 READS_LATE = overlap("vectors read late", "late_reads=true")
+APART = replace(
+    SUMS_LATE,
+    name="sums last, slots released by threads",
+    passes=(*SUMS_LATE.passes, "tile-split-roles{apart_arrivals=true}"),
+)
 LONG = overlap("128 queries a step, sums last", _LATE, "tile-defer-sums", dkdv=(128, 128, 8, 2))
-_MAIN = (DEFAULT, SUMS_LATE, NO_START, UNROTATED, READS_LATE)
+_MAIN = (DEFAULT, SUMS_LATE, APART, NO_START, UNROTATED, READS_LATE)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), (*_MAIN, GRID)),
     Row("full", _FULL, Shape(visible=1.0), (*_MAIN, GRID)),
     Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, SUMS_LATE, UNROTATED, GRID)),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, NO_START, UNROTATED, LONG)),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, APART, UNROTATED, LONG)),
     Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SUMS_LATE, UNROTATED, GRID), kv_heads=8),
     Row("causal", _CAUSAL, Shape(), (DEFAULT, GRID), deterministic=True),
     Row("full", _FULL, Shape(visible=1.0), (DEFAULT, GRID), deterministic=True),

@@ -28,7 +28,7 @@ from attn_engine.dialects.tile_async_memory import WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BarriersType, BufferType
-from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.ir.async_schedule import WARPGROUP_THREADS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.handshake import COMPUTES, COPIES
 from attn_engine.passes.hopper.role_steps import slot_of
@@ -41,7 +41,7 @@ from attn_engine.passes.lowering.scope import Scope
 _WARPS = 4
 
 
-def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operation], list[Operation]]:
+def _handshake(block: Block, top: Before, consumers: int, threads: int) -> tuple[list[Operation], list[Operation]]:
     """Barriers by which consumers tell the producer that the slots of a step are free; the ops of either side."""
     produce: list[Operation] = [o for o in walk(block) if isinstance(o, COPIES)]
     consume: list[Operation] = [o for o in walk(block) if isinstance(o, COMPUTES)]
@@ -56,7 +56,7 @@ def _handshake(block: Block, top: Before, consumers: int) -> tuple[list[Operatio
         if empty is None:
             type_ = first.barriers.type
             assert isinstance(type_, BarriersType)
-            empty = top.add(MakeBarriersOp(type_.size.data, consumers), "free").result
+            empty = top.add(MakeBarriersOp(type_.size.data, consumers, threads), "free").result
         scope = Before(first)
         parity = scope.add(arith.XOrIOp(wait.parity, scope.value(1)), "free_parity").result
         produce.append(scope.add(BarrierWaitOp(empty, first.index, parity)))
@@ -131,14 +131,14 @@ def _role(block: Block, part: SSAValue, captures: Sequence[SSAValue], ops: Seque
     return role
 
 
-def split(signature: Signature, consumers: int, registers: Sequence[int]) -> None:
+def split(signature: Signature, consumers: int, registers: Sequence[int], threads: int = 1) -> None:
     """Replaces the code of a kernel by roles."""
     kernel = signature.kernel
     part = SplitParts(signature, consumers).run()
     block = kernel.body.block
     first = block.first_op
     assert first is not None
-    produce, consume = _handshake(block, Before(first), consumers)
+    produce, consume = _handshake(block, Before(first), consumers, threads)
     consume += _between_consumers(block, Before(first), consumers)
     shared = [o.results[0] for o in block.ops if isinstance(o, RingOp | MakeBarriersOp)]
     captures: list[SSAValue] = [*block.args, *shared]
@@ -199,7 +199,10 @@ class TileSplitRolesPass(ModulePass):
     """Registers of a thread of a consumer."""
     producer_registers: int = AsyncSchedule.producer_registers
     """Registers of a thread of the producer."""
+    apart_arrivals: bool = AsyncSchedule.apart_arrivals
+    """Whether the threads of a consumer release slots each for itself."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        threads = WARPGROUP_THREADS if self.apart_arrivals else 1
         for signature in kernels_at_async_level(op, self.plan):
-            split(signature, self.consumers, [self.consumer_registers, self.producer_registers])
+            split(signature, self.consumers, [self.consumer_registers, self.producer_registers], threads)
