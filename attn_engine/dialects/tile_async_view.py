@@ -103,7 +103,8 @@ class TransposedSlotOp(IRDLOperation):
 class PartOp(IRDLOperation):
     """A part of a buffer along one axis, as a view: number `index` of those that have the size of the result.
 
-    The index is a constant, or the number of the role's instance: views are placed at compile time.
+    The index is a constant, or the number of the role's instance: views are placed at compile time. Parts cover the
+    axis but for what is left behind the last one.
 
     ```
     %half = tile.part %k axis 1 [%wg] : !tile.buffer<128x128xf16, shared> -> !tile.buffer<128x64xf16, shared>
@@ -133,7 +134,10 @@ class PartOp(IRDLOperation):
         source, result, axis = self.source.type, self.result.type, self.axis.value.data
         assert isinstance(source, BufferType) and isinstance(result, BufferType)
         whole, part = list(source.get_shape()), list(result.get_shape())
-        fits = len(part) == len(whole) and 0 <= axis < len(whole) and whole[axis] % part[axis] == 0
+        fits = len(part) == len(whole) and 0 <= axis < len(whole) and part[axis] <= whole[axis]
+        if fits and isinstance(self.index.owner, arith.ConstantOp):
+            number = self.index.owner.value
+            fits = isinstance(number, IntegerAttr) and 0 <= number.value.data < whole[axis] // part[axis]
         if fits:
             whole[axis] = part[axis]
         if not fits or result != BufferType(whole, source.element_type, source.space):

@@ -28,7 +28,7 @@ class AsyncSchedule:
     """What the passes towards the async level take as options, with the values that were best on an H100."""
 
     block_n: int = 128
-    """Keys of a block; fewer where heads of more than 128 channels leave less shared memory."""
+    """Keys of a block; fewer where heads of more than 128 channels leave too few registers or too little shared memory."""
     stages: int = 2
     """Blocks of keys, and of values, that a ring holds."""
     gradient_block: int = 64
@@ -94,7 +94,7 @@ class AsyncSchedule:
         block is masked and that weights are exponentials: then narrow heads leave registers for a third consumer.
         """
         size = max(padded(heads.qk), padded(heads.v))
-        keys = self.block_n if size <= _WIDE else self.block_n * _WIDE // size
+        keys = self.block_n if size <= _WIDE else self._keys_held(heads, size)
         small = size <= _WIDE // 2
         warps = _WARPS * self.consumers
         wide = KernelSchedule(
@@ -105,6 +105,20 @@ class AsyncSchedule:
             return (less, wide)
         three = KernelSchedule(3 * WARPGROUP_ROWS, keys, 3 * _WARPS, self.stages)
         return (three, wide, less) if small and whole and not heads.gathered else (wide, less)
+
+    @staticmethod
+    def first_part(channels: int) -> int:
+        """Heads whose size is no power of two are held in parts whose sizes are: the largest one, which comes first."""
+        return 1 << (channels.bit_length() - 1)
+
+    def _keys_held(self, heads: Heads, size: int) -> int:
+        """Of a block of keys of wide heads, of which two fit beside queries that products read from shared memory."""
+        qk, v = (-(-head // _CHANNELS) * _CHANNELS for head in (heads.qk, heads.v))
+        output = 0 if v in (qk, self.first_part(qk)) else v  # else it leaves through the queries' slot
+        own = self.block_m * (qk + output) * _HALF_BYTES
+        block = self.stages * (qk + v) * _HALF_BYTES + self.table_stages * self.block_m * heads.gathered
+        fits = self.fits(self.consumers, self.block_n, 0, v) and own + self.block_n * block <= self.shared_bytes
+        return self.block_n if fits else self.block_n * _WIDE // size
 
     def _blocks_held(self, heads: Heads, keys: int, most: int) -> int:
         """Stages that fit beside queries, output and tables of scores, up to `most`: with two, copies are waited for."""

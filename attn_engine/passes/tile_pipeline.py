@@ -23,7 +23,7 @@ from attn_engine.dialects.tile_async_copy import (
 )
 from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
-from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
@@ -149,20 +149,30 @@ class _Pipeline:
         """Through a slot of its own; through that of the queries where products read these and room is short."""
         shape, element = tile.shape_of(store.value), tile.element_of(store.value)
         type_ = BufferType([1, *shape], element)
-        shared = self.slot is not None and self.slot.type == BufferType(shape, element)
-        shared = shared and ring_bytes(self.signature.kernel) + type_.byte_size > self.shared_bytes
+        short = ring_bytes(self.signature.kernel) + type_.byte_size > self.shared_bytes
         descriptor, scope = self._descriptor("o", store.target, shape), Before(store)
-        if shared and self.slot is not None:
-            slot = self.slot
+        shared = self._within_queries(scope, BufferType(shape, element)) if short else None
+        if shared is not None:
+            slot = shared
         else:
             scope.add(AsyncStoreWaitOp(0))
             slot = scope.add(SlotOp(self.top.add(RingOp(type_), "os").result, scope.value(0)), "o_slot").result
         scope.add(WriteOp(store.value, slot))
         scope.add(ProxyFenceOp())
         scope.add(AsyncStoreOp(slot, descriptor, list(store.indices)))
-        if shared:
+        if shared is not None:
             scope.add(AsyncStoreWaitOp(0))
         Rewriter.erase_op(store)
+
+    def _within_queries(self, scope: Before, output: BufferType) -> SSAValue | None:
+        """The slot of the queries, or the first channels of it, if products read them there and it has them in one part."""
+        if self.slot is None or self.slot.type == output:
+            return self.slot
+        assert isinstance(self.slot.type, BufferType)
+        (_, channels), (_, columns) = self.slot.type.get_shape(), output.get_shape()
+        if AsyncSchedule.first_part(channels) != columns:
+            return None
+        return scope.add(PartOp(self.slot, 1, scope.value(0), columns), "o_slot").result
 
     def _steps(self, block: Block, count: SSAValue) -> SSAValue:
         """Converts the loops and the step between them; `count` is the number of blocks that the program has had."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, TensorType
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, TensorType
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -17,7 +17,7 @@ from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp
 from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
-from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, Signature
@@ -190,6 +190,22 @@ def _slot(split: _Split, op: SlotOp) -> None:
         split.put(op, [SlotOp(ring, op.index) for ring in split.of(op.ring)])
 
 
+def _part(split: _Split, op: PartOp) -> None:
+    """Of channels, the part that it stands for."""
+    if op.source not in split.parts:
+        return
+    first, size, owner = 0, _shape(op.result.type)[-1], op.index.owner
+    number = owner.value if isinstance(owner, arith.ConstantOp) else None
+    for part in split.of(op.source):
+        starts = isinstance(number, IntegerAttr) and first == number.value.data * size
+        if op.axis.value.data == 1 and starts and part.type == op.result.type:
+            split.stand_for(op.result, [part])
+            split.old.append(op)
+            return
+        first += _shape(part.type)[-1]
+    raise AsyncUnsupportedError("it takes other parts of heads than those that are powers of two")
+
+
 def _transposed(split: _Split, op: TransposedSlotOp) -> None:
     if op.source in split.parts:
         split.put(op, [TransposedSlotOp(slot) for slot in split.of(op.source)])
@@ -294,6 +310,7 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
     arith.ConstantOp: _constant,
     RingOp: _ring,
     SlotOp: _slot,
+    PartOp: _part,
     TransposedSlotOp: _transposed,
     DotOperandOp: _operand,
     ReadOp: _read,

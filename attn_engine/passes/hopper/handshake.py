@@ -103,7 +103,7 @@ class Handshake:
         if not found:
             return
         last, slot = found[-1]
-        stores = [op for op in self.block.ops if isinstance(op, AsyncStoreOp) and op.source.owner is slot]
+        stores = [op for op in self.block.ops if isinstance(op, AsyncStoreOp) and _slot(op.source) is slot]
         if stores:
             last = next(
                 op for op in self.block.ops if isinstance(op, AsyncStoreWaitOp) and stores[0].is_before_in_block(op)

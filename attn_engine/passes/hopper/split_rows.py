@@ -152,15 +152,19 @@ class SplitRows:
 
     def _split_output(self, store: AsyncStoreOp, row0: SSAValue) -> None:
         slot = store.source.owner
-        assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
         descriptor, shape = self._describe(store.descriptor)
         b, h, _, c = store.coordinates
-        source, left = slot.result, list[Operation]()
-        if slot.index is not self.part:  # else it is the consumer's own slot of queries
-            write = next(o for o in walk(self.block) if isinstance(o, WriteOp) and o.target is slot.result)
-            source = Before(slot).add(SlotOp(self._ring(slot.ring.owner, shape), self.part), "o_slot").result
-            write.operands[1] = source
+        source, left = store.source, list[Operation]()
+        if isinstance(slot, PartOp):  # of the consumer's own slot of queries
+            left = [slot]
+            source = Before(slot).add(PartOp(slot.source, 1, slot.index, shape[1]), "o_slot").result
+        elif isinstance(slot, SlotOp) and slot.index is not self.part:  # else it is that slot
+            assert isinstance(slot.ring.owner, RingOp)
             left = [slot, slot.ring.owner]
+            source = Before(slot).add(SlotOp(self._ring(slot.ring.owner, shape), self.part), "o_slot").result
+        if left:
+            write = next(o for o in walk(self.block) if isinstance(o, WriteOp) and o.target is store.source)
+            write.operands[1] = source
         Before(store).add(AsyncStoreOp(source, descriptor, [b, h, row0, c]))
         for op in (store, *left):
             Rewriter.erase_op(op)
