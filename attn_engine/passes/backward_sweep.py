@@ -27,6 +27,7 @@ from attn_engine.ir.autodiff.partials import PARTIALS
 from attn_engine.ir.autodiff.products import Products
 from attn_engine.ir.autodiff.terms import ONE, Key, Term, Terms, addends, collect, power, product, vanishes
 from attn_engine.ir.autodiff.writer import Writer
+from attn_engine.passes.logistic import logistic_of
 
 # More terms than this become one value: paths through the code can double at every operation.
 TERM_LIMIT = 12
@@ -145,6 +146,9 @@ class Sweep:
     # --- elementwise code ------------------------------------------------------------------------
 
     def _operation(self, op: Operation, element: Terms, row: Terms, active: set[SSAValue]) -> None:
+        if (logistic := logistic_of(op)) is not None:
+            self._logistic(op.results[0], logistic[0], element, row)
+            return
         rule = PARTIALS.get(type(op))
         if rule is None:
             raise UnsupportedGradientError(op.name)
@@ -156,6 +160,12 @@ class Sweep:
             if operand in active:
                 self.element[operand] += product(element, partial)
                 self.row[operand] += product(row, partial)
+
+    def _logistic(self, p: SSAValue, x: SSAValue, element: Terms, row: Terms) -> None:
+        """p (1 - p) of a result p: the two sides of its spelling need not be gone through. Small weights stay exact."""
+        slope = [power(self.graph.sub(p, self.graph.mul(p, p)))]
+        self.element[x] += product(self._bundled(p, element, False), slope)
+        self.row[x] += product(self._bundled(p, row, False), slope)
 
     def _bundled(self, value: SSAValue, terms: Terms, several: bool) -> Terms:
         """One value instead of a sum, where no row sum will look into it, or the sum has become long."""

@@ -14,11 +14,11 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.passes.error_bounds import maps_of
+from attn_engine.passes.logistic import logistic_of
 from attn_engine.passes.scalar_code import Code
 from attn_engine.passes.simplify_constants import constant_of
 
 _SMALLEST, _LARGEST = 1e-30, 1e6
-_OLT = 4
 
 
 def _at_least_normal(value: SSAValue) -> bool:
@@ -37,24 +37,6 @@ def _not_negative(value: SSAValue) -> bool:
     if isinstance(op, arith.MulfOp):
         return op.lhs is op.rhs
     return isinstance(op, math.ExpOp | math.Exp2Op | math.AbsFOp | math.SqrtOp)
-
-
-def _logistic(op: arith.DivfOp) -> tuple[SSAValue, float] | None:
-    """x and k of (x < 0 ? e : 1) / (1 + e) with e = exp2(-k |x|), which never overflows: 1 / (1 + exp2(-k x))."""
-    choice, total = op.lhs.owner, op.rhs.owner
-    if not isinstance(choice, arith.SelectOp) or not isinstance(total, arith.AddfOp):
-        return None
-    e = choice.lhs
-    product = e.owner.operand.owner if isinstance(e.owner, math.Exp2Op) else None
-    same = total.lhs is e and constant_of(total.rhs) == 1.0 and constant_of(choice.rhs) == 1.0
-    if not same or not isinstance(product, arith.MulfOp) or not isinstance(size := product.lhs.owner, arith.SelectOp):
-        return None
-    test, turned, factor = choice.cond, size.rhs.owner, constant_of(product.rhs)
-    below = isinstance(test.owner, arith.CmpfOp) and test.owner.predicate.value.data == _OLT
-    if not below or size.cond is not test or factor is None or factor <= 0 or not isinstance(turned, arith.NegfOp):
-        return None
-    compared = test.owner.lhs is size.lhs and constant_of(test.owner.rhs) == 0.0  # type: ignore[union-attr]
-    return (size.lhs, factor) if compared and turned.operand is size.lhs else None
 
 
 def _shorten(op: arith.DivfOp, x: SSAValue, factor: float) -> arith.DivfOp:
@@ -96,7 +78,7 @@ class TileRelaxDividePass(ModulePass):
                 continue
             for inside in maps_of(kernel):
                 for divide in [o for o in inside.body.block.ops if isinstance(o, arith.DivfOp)]:
-                    logistic = _logistic(divide)
+                    logistic = logistic_of(divide)
                     divide = _shorten(divide, *logistic) if logistic else divide
                     number = constant_of(divide.lhs)
                     small = number is not None and abs(number) <= _LARGEST

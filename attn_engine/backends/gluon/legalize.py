@@ -24,7 +24,7 @@ SCHEDULE = (
 CHANNELS = 32
 """Channels of the smallest part that `tile-split-channels` makes of a head."""
 
-RELAX = ("tile-relax-tanh", "attn-simplify")
+RELAX = ("tile-relax-tanh", "attn-simplify", "tile-relax-divide", "attn-simplify")
 """Functions of scores as exact as 16-bit kernels need them."""
 
 PREPARE = (
