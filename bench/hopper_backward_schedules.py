@@ -85,6 +85,8 @@ UNROTATED = overlap(
     "tile-start-products",
     "tile-rotate-steps",
 )
+_EARLY = "late_reads=true in_flight=2"
+SUMS_EARLY = overlap("sums of a step first", _EARLY, "tile-defer-sums")
 READS_LATE = overlap("vectors read late", "late_reads=true")
 APART = replace(
     SUMS_LATE,
@@ -92,13 +94,14 @@ APART = replace(
     passes=(*SUMS_LATE.passes, "tile-split-roles{apart_arrivals=true}"),
 )
 LONG = overlap("128 queries a step, sums last", _LATE, "tile-defer-sums", dkdv=(128, 128, 8, 2))
-_MAIN = (DEFAULT, SUMS_LATE, APART, NO_START, UNROTATED, READS_LATE)
+LONG_EARLY = overlap("128 queries a step, sums first", _EARLY, "tile-defer-sums", dkdv=(128, 128, 8, 2))
+_MAIN = (DEFAULT, SUMS_LATE, SUMS_EARLY, APART, NO_START, UNROTATED)
 ROWS = (
-    Row("causal", _CAUSAL, Shape(), (*_MAIN, GRID)),
-    Row("full", _FULL, Shape(visible=1.0), (*_MAIN, GRID)),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, SUMS_LATE, UNROTATED, GRID)),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, APART, UNROTATED, LONG)),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SUMS_LATE, UNROTATED, GRID), kv_heads=8),
+    Row("causal", _CAUSAL, Shape(), (*_MAIN, READS_LATE, GRID)),
+    Row("full", _FULL, Shape(visible=1.0), _MAIN),
+    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, SUMS_LATE, SUMS_EARLY)),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, SUMS_EARLY, UNROTATED, LONG, LONG_EARLY)),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SUMS_EARLY, GRID), kv_heads=8),
     Row("causal", _CAUSAL, Shape(), (DEFAULT, GRID), deterministic=True),
     Row("full", _FULL, Shape(visible=1.0), (DEFAULT, GRID), deterministic=True),
     Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, GRID), kv_heads=8, deterministic=True),
