@@ -95,6 +95,7 @@ APART = replace(
 )
 LONG = overlap("128 queries a step, sums last", _LATE, "tile-defer-sums", dkdv=(128, 128, 8, 2))
 LONG_EARLY = overlap("128 queries a step, sums first", _EARLY, "tile-defer-sums", dkdv=(128, 128, 8, 2))
+FROM_ZERO = overlap("sums from zero", "late_reads=true", "tile-start-products")
 _MAIN = (DEFAULT, SUMS_LATE, SUMS_EARLY, APART, NO_START, UNROTATED)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), (*_MAIN, READS_LATE, GRID)),
@@ -102,9 +103,9 @@ ROWS = (
     Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, SUMS_LATE, SUMS_EARLY)),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, SUMS_EARLY, UNROTATED, LONG, LONG_EARLY)),
     Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SUMS_EARLY, GRID), kv_heads=8),
-    Row("causal", _CAUSAL, Shape(), (DEFAULT, GRID), deterministic=True),
-    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, GRID), deterministic=True),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, GRID), kv_heads=8, deterministic=True),
+    Row("causal", _CAUSAL, Shape(), (DEFAULT, FROM_ZERO, GRID), deterministic=True),
+    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, FROM_ZERO), deterministic=True),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT,), kv_heads=8, deterministic=True),
 )
 
 
