@@ -273,7 +273,7 @@ def _gradients(
 
     `steps` go through the positions of one: shorter ones leave registers for scores of much arithmetic.
     """
-    way, facts = replace(backend, pipeline=backend.gradients), request.facts
+    way, facts = replace(backend, pipeline=backend.gradients, knows_whole=True), request.facts
     found = score_gradients(op, facts.exact, request.deterministic, facts.exact and facts.few_batches)
     schedule = with_gradients(request.schedule, op, fused, steps, frozenset(stored([*found.values()])))
     own = replace(request, schedule=schedule)

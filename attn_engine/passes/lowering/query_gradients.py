@@ -16,6 +16,7 @@ from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, present, spread
 from attn_engine.passes.lowering.gradients import counted, flush, in_range, places_of, summed, target_of
 from attn_engine.passes.lowering.kernel import Head, Kernel
+from attn_engine.passes.lowering.mask_once import mask_once
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound, Program
 from attn_engine.passes.lowering.ranges import over, spans
@@ -148,7 +149,8 @@ def element(
     vectors = [program.argument(Bound(r, (frame.q_axis,)), r.name_hint or "row") for r in rows]
     end = program.inline(op.element.block, [scaled, gradient, *index, *vectors])
     p, dx = end.operands
-    return program.where_visible(p), program.where_visible(dx)
+    # Rows beyond the end may have any numbers.
+    return mask_once(program, p, dx, [scaled, gradient], vectors if frame.operands.whole else [])
 
 
 def operand_gradient(
