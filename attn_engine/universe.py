@@ -57,6 +57,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]
     "tile-order-programs": _lazy("passes.tile_order_programs", "TileOrderProgramsPass"),  # type: ignore[dict-item]
+    "tile-fragment-sums": _lazy("passes.tile_fragment_sums", "TileFragmentSumsPass"),  # type: ignore[dict-item]
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),  # type: ignore[dict-item]
     "tile-specialize-warps": _lazy("passes.tile_specialize_warps", "TileSpecializeWarpsPass"),  # type: ignore[dict-item]
     "tile-load-tables": _lazy("passes.tile_load_tables", "TileLoadTablesPass"),  # type: ignore[dict-item]

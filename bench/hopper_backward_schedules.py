@@ -87,16 +87,19 @@ UNROTATED = overlap(
 )
 _EARLY = "late_reads=true in_flight=2"
 SUMS_EARLY = overlap("sums of a step first", _EARLY, "tile-defer-sums")
-READS_LATE = overlap("vectors read late", "late_reads=true")
-APART = replace(
-    SUMS_LATE,
-    name="sums last, slots released by threads",
-    passes=(*SUMS_LATE.passes, "tile-split-roles{apart_arrivals=true}"),
+EARLY_APART = replace(
+    SUMS_EARLY,
+    name="sums first, slots released by threads",
+    passes=(*SUMS_EARLY.passes, "tile-split-roles{apart_arrivals=true}"),
 )
+PLACES = replace(
+    SUMS_EARLY, name="sums first, dq in its own order", without=(*SUMS_EARLY.without, "tile-fragment-sums")
+)
+READS_LATE = overlap("vectors read late", "late_reads=true")
 LONG = overlap("128 queries a step, sums last", _LATE, "tile-defer-sums", dkdv=(128, 128, 8, 2))
 LONG_EARLY = overlap("128 queries a step, sums first", _EARLY, "tile-defer-sums", dkdv=(128, 128, 8, 2))
 FROM_ZERO = overlap("sums from zero", "late_reads=true", "tile-start-products")
-_MAIN = (DEFAULT, SUMS_LATE, SUMS_EARLY, APART, NO_START, UNROTATED)
+_MAIN = (DEFAULT, SUMS_LATE, SUMS_EARLY, EARLY_APART, PLACES, NO_START, UNROTATED)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), (*_MAIN, READS_LATE, GRID)),
     Row("full", _FULL, Shape(visible=1.0), _MAIN),

@@ -20,6 +20,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from attn_engine.dialects.tile import EndOp, ints, ints_of
 from attn_engine.dialects.tile_async_copy import COPY_OPS, BarrierArriveOp
+from attn_engine.dialects.tile_async_fragments import FRAGMENT_OPS
 from attn_engine.dialects.tile_async_memory import MEMORY_OPS
 from attn_engine.dialects.tile_async_product import PRODUCT_OPS
 from attn_engine.dialects.tile_async_view import VIEW_OPS
@@ -138,7 +139,7 @@ def _parse_number(parser: Parser, word: str) -> int:
     return parser.parse_integer(allow_boolean=False, allow_negative=False)
 
 
-ASYNC_OPS: list[type[Operation]] = [RolesOp, *PRODUCT_OPS, *COPY_OPS, *MEMORY_OPS, *VIEW_OPS]
+ASYNC_OPS: list[type[Operation]] = [RolesOp, *PRODUCT_OPS, *COPY_OPS, *MEMORY_OPS, *VIEW_OPS, *FRAGMENT_OPS]
 ASYNC_ATTRIBUTES: list[type[Attribute]] = [
     BarriersType,
     BufferType,

@@ -14,6 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
+from attn_engine.dialects import tile_async_fragments as fragments
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects import tile_async_product as products
 from attn_engine.dialects import tile_async_view as views
@@ -245,6 +246,20 @@ def _reduce_partial(role: Role, op: products.ReducePartialOp) -> Result:
     return [reduce(reduce(parts, 3), 1)]
 
 
+def _to_fragments(role: Role, op: fragments.ToFragmentsOp) -> Result:
+    """Axes: warp, half, row; eight columns, lane, neighbour."""
+    rounds = tile.shape_of(op.value)[1] // fragments.COLUMNS
+    held = role.values[op.value].reshape(4, 2, 8, rounds, 4, 2).permute(0, 2, 4, 3, 1, 5)
+    return [held.reshape(fragments.THREADS, -1)]
+
+
+def _from_fragments(role: Role, op: fragments.FromFragmentsOp) -> Result:
+    rows, columns = tile.shape_of(op.result)
+    parts = op.parts.value.data
+    held = role.values[op.value].reshape(rows // fragments.ROWS, parts, 4, 8, 4, -1, 2, 2)
+    return [held.permute(0, 2, 6, 3, 1, 5, 4, 7).reshape(rows, columns)]
+
+
 _REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
     tile.Reduction.SUM: torch.sum,
     tile.Reduction.MAX: torch.amax,
@@ -275,4 +290,6 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     products.PinOp: _identity,
     products.OpaqueZeroOp: _opaque_zero,
     products.ReducePartialOp: _reduce_partial,
+    fragments.ToFragmentsOp: _to_fragments,
+    fragments.FromFragmentsOp: _from_fragments,
 }

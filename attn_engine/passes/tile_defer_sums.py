@@ -22,7 +22,7 @@ from attn_engine.passes.hopper.edit import After, Before, yield_more
 from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of
 from attn_engine.passes.hopper.steps import roles_of
 
-_FAR = 1 << 30
+_FAR = 1 << 27
 """A row beyond every tensor: what is added there is added nowhere."""
 
 

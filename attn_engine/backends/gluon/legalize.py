@@ -54,6 +54,7 @@ GRADIENTS = (
     "tile-rotate-steps",
     "tile-defer-product",
     "tile-defer-sums",
+    "tile-fragment-sums",
 )
 """The kernels of the backward to the async level."""
 

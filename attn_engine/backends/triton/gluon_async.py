@@ -14,6 +14,7 @@ from attn_engine.backends.triton.gluon_printer import FunctionPrinter, splat
 from attn_engine.backends.triton.gluon_types import Blocked, Own, operand_layout
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
+from attn_engine.dialects import tile_async_fragments as fragments
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects import tile_async_product as products
 from attn_engine.dialects import tile_async_view as views
@@ -209,6 +210,23 @@ def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> N
     printer.assign(op, text if own else f"gl.convert_layout({text}, {printer.layout(layout)}, assert_trivial=True)")
 
 
+def _to_fragments(printer: FunctionPrinter, op: fragments.ToFragmentsOp) -> None:
+    """Axes: warp, half, row; eight columns, lane, neighbour. A matter of names: no thread gives anything away."""
+    rounds = tile.shape_of(op.value)[1] // fragments.COLUMNS
+    rows, columns = tile.shape_of(op.result)
+    held = f"{printer.tile(op.value)}.reshape([4, 2, 8, {rounds}, 4, 2]).permute((0, 2, 4, 3, 1, 5))"
+    printer.assign(op, f"{held}.reshape([{rows}, {columns}])")
+
+
+def _from_fragments(printer: FunctionPrinter, op: fragments.FromFragmentsOp) -> None:
+    rows, columns = tile.shape_of(op.result)
+    parts = op.parts.value.data
+    rounds = columns // (parts * fragments.COLUMNS)
+    held = f"{printer.tile(op.value)}.reshape([{rows // fragments.ROWS}, {parts}, 4, 8, 4, {rounds}, 2, 2])"
+    text = f"{held}.permute((0, 2, 6, 3, 1, 5, 4, 7)).reshape([{rows}, {columns}])"
+    printer.assign(op, f"gl.convert_layout({text}, {printer.layout(printer.layout_of(op.result))})")
+
+
 def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
     """A few values a thread in pairs, a whole tile in one statement."""
     value, wide = printer.tile(op.value), prod(tile.shape_of(op.value)) >= _WIDE_PIN * 32 * printer.warps
@@ -252,5 +270,7 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     products.DotOperandOp: _dot_operand,
     products.ReducePartialOp: _reduce_partial,
     products.PinOp: _pin,
+    fragments.ToFragmentsOp: _to_fragments,
+    fragments.FromFragmentsOp: _from_fragments,
     products.OpaqueZeroOp: _opaque_zero,
 }

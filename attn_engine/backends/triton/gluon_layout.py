@@ -23,6 +23,7 @@ from attn_engine.backends.triton.gluon_types import (
     restricted,
 )
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_fragments import ToFragmentsOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, PinOp, ReducePartialOp, WaitOp
 from attn_engine.dialects.tile_types import BufferType
 
@@ -160,6 +161,11 @@ def _reduce_partial(table: LayoutTable, op: ReducePartialOp) -> bool:
     return table.put(op.result, Lanes(rows, table.warps) if by_thread else Own(op.result))
 
 
+def _fragments(table: LayoutTable, op: ToFragmentsOp) -> bool:
+    """As threads hold the product: whatever the compiler calls that."""
+    return table.known(op.value) is not None and table.put(op.result, Own(op.result))
+
+
 def _carried(op: scf.ForOp | scf.WhileOp) -> Iterator[tuple[SSAValue, ...]]:
     """Values that share one variable of the text: initial, inside, yielded, result."""
     if isinstance(op, scf.ForOp):
@@ -225,6 +231,7 @@ _FORWARD: dict[type[Operation], Callable[..., bool]] = {
     tile.ScanOp: _same,
     PinOp: _same,
     ReducePartialOp: _reduce_partial,
+    ToFragmentsOp: _fragments,
     scf.ForOp: _loop,
     scf.WhileOp: _loop,
     scf.IfOp: _if,
