@@ -19,7 +19,7 @@ from attn_engine.dialects.tile_async_fragments import FromFragmentsOp, ToFragmen
 from attn_engine.interpreters import tile, tile_async
 from attn_engine.interpreters.tile_async_rules import RULES
 from attn_engine.runtime import driver
-from tests.passes.test_tile_async_backward import D, DEFINITIONS, Compiled, build, problem
+from tests.passes.test_tile_async_backward import DEFINITIONS, Compiled, D, build, problem
 
 HEADS, SIZES = (2, 4, 2), (150, 300)
 
