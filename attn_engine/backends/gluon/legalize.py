@@ -55,6 +55,7 @@ GRADIENTS = (
     "tile-defer-product",
     "tile-defer-sums",
     "tile-fragment-sums",
+    "tile-sink-waits",
 )
 """The kernels of the backward to the async level."""
 
