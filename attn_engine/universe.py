@@ -65,6 +65,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-relax-tanh": _lazy("passes.tile_relax_tanh", "TileRelaxTanhPass"),  # type: ignore[dict-item]
     "tile-relax-divide": _lazy("passes.tile_relax_divide", "TileRelaxDividePass"),  # type: ignore[dict-item]
     "tile-order-async": _lazy("passes.tile_order_async", "TileOrderAsyncPass"),  # type: ignore[dict-item]
+    "tile-skip-scales": _lazy("passes.tile_skip_scales", "TileSkipScalesPass"),  # type: ignore[dict-item]
     "tile-split-sums": _lazy("passes.tile_split_sums", "TileSplitSumsPass"),  # type: ignore[dict-item]
     "tile-split-channels": _lazy("passes.tile_split_channels", "TileSplitChannelsPass"),  # type: ignore[dict-item]
     "tile-stage-maps": _lazy("passes.tile_stage_maps", "TileStageMapsPass"),  # type: ignore[dict-item]

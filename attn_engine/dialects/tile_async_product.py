@@ -213,6 +213,34 @@ class ReducePartialOp(IRDLOperation):
             raise VerifyException(f"{groups} groups of {self.value.type} do not give {self.result.type}")
 
 
+@irdl_op_definition
+class ScaleRowsOp(IRDLOperation):
+    """Multiplies each row of a rank 2 tile by its factor. Where all factors of a warp's rows are 1, it does nothing.
+
+    ```
+    %o1 = tile.scale_rows %o, %alpha : tensor<64x128xf32>, tensor<64xf32>
+    ```
+    """
+
+    name = "tile.scale_rows"
+    T: ClassVar = VarConstraint("T", TensorType.constr())
+    value = operand_def(T)
+    factors = operand_def(TensorType)
+    result = result_def(T)
+    traits = traits_def(Pure())
+    assembly_format = "$value `,` $factors attr-dict `:` type($value) `,` type($factors)"
+
+    def __init__(self, value: SSAValue | Operation, factors: SSAValue | Operation):
+        super().__init__(operands=[value, factors], result_types=[SSAValue.get(value).type])
+
+    def verify_(self) -> None:
+        shape = shape_of(self.value)
+        if len(shape) != 2 or shape_of(self.factors) != shape[:1]:
+            raise VerifyException(f"{self.factors.type} has no factor for each row of {self.value.type}")
+        if element_of(self.value) != f32 or element_of(self.factors) != f32:
+            raise VerifyException(f"rows of f32 are scaled by f32, got {self.value.type} and {self.factors.type}")
+
+
 # --- scheduling fences -------------------------------------------------------------------------
 
 
@@ -263,4 +291,12 @@ class OpaqueZeroOp(IRDLOperation):
         super().__init__(operands=[source], result_types=[i32])
 
 
-PRODUCT_OPS: list[type[Operation]] = [AsyncDotOp, DotOperandOp, OpaqueZeroOp, PinOp, ReducePartialOp, WaitOp]
+PRODUCT_OPS: list[type[Operation]] = [
+    AsyncDotOp,
+    DotOperandOp,
+    OpaqueZeroOp,
+    PinOp,
+    ReducePartialOp,
+    ScaleRowsOp,
+    WaitOp,
+]

@@ -235,6 +235,10 @@ def _identity(role: Role, op: products.DotOperandOp | products.PinOp) -> Result:
     return [role.values[op.value]]
 
 
+def _scale_rows(role: Role, op: products.ScaleRowsOp) -> Result:
+    return [role.values[op.value] * role.values[op.factors][:, None]]
+
+
 def _opaque_zero(role: Role, op: products.OpaqueZeroOp) -> Result:
     return [int32(0)]
 
@@ -288,6 +292,7 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     products.WaitOp: _wait,
     products.DotOperandOp: _identity,
     products.PinOp: _identity,
+    products.ScaleRowsOp: _scale_rows,
     products.OpaqueZeroOp: _opaque_zero,
     products.ReducePartialOp: _reduce_partial,
     fragments.ToFragmentsOp: _to_fragments,

@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter, splat
-from attn_engine.backends.triton.gluon_types import Blocked, Own, operand_layout
+from attn_engine.backends.triton.gluon_types import Blocked, Mma, Own, Slice, operand_layout
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
 from attn_engine.dialects import tile_async_fragments as fragments
@@ -22,7 +22,7 @@ from attn_engine.dialects.tile_types import BarriersType, BufferType, Descriptor
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
 _MATRIX_RANK = 2
-_WIDE_PIN = 32
+_WIDE_PIN = _WIDE_SCALE = 32
 """Values of a thread that one statement takes."""
 
 
@@ -238,6 +238,15 @@ def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
     )
 
 
+def _scale_rows(printer: FunctionPrinter, op: products.ScaleRowsOp) -> None:
+    """In statements of up to 32 values of a thread, which are columns, in pairs, of two rows."""
+    layout = printer.layout_of(op.result)
+    assert isinstance(layout, Mma)
+    count = min(_WIDE_SCALE, prod(tile.shape_of(op.value)) // (32 * printer.warps))
+    value, factors = printer.tile(op.value, layout), printer.tile(op.factors, Slice(1, layout))
+    printer.assign(op, f"scale_rows({value}, {factors}[:, None], SCALE_{count}, SCALE_REGISTERS_{count}, {count})")
+
+
 def _opaque_zero(printer: FunctionPrinter, op: products.OpaqueZeroOp) -> None:
     source = printer.text(op.source)
     printer.assign(
@@ -270,6 +279,7 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     products.DotOperandOp: _dot_operand,
     products.ReducePartialOp: _reduce_partial,
     products.PinOp: _pin,
+    products.ScaleRowsOp: _scale_rows,
     fragments.ToFragmentsOp: _to_fragments,
     fragments.FromFragmentsOp: _from_fragments,
     products.OpaqueZeroOp: _opaque_zero,

@@ -24,7 +24,14 @@ from attn_engine.backends.triton.gluon_types import (
 )
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_fragments import ToFragmentsOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, PinOp, ReducePartialOp, WaitOp
+from attn_engine.dialects.tile_async_product import (
+    AsyncDotOp,
+    DotOperandOp,
+    PinOp,
+    ReducePartialOp,
+    ScaleRowsOp,
+    WaitOp,
+)
 from attn_engine.dialects.tile_types import BufferType
 
 
@@ -155,6 +162,10 @@ def _same(table: LayoutTable, op: PinOp | tile.ScanOp) -> bool:
     return table.put(op.result, table.known(op.value))
 
 
+def _scale_rows(table: LayoutTable, op: ScaleRowsOp) -> bool:
+    return table.put(op.result, table.known(op.value))
+
+
 def _reduce_partial(table: LayoutTable, op: ReducePartialOp) -> bool:
     rows, groups = tile.shape_of(op.result)
     by_thread = (groups, op.width.value.data) == (4, 2)
@@ -223,6 +234,12 @@ def _same_input(table: LayoutTable, op: PinOp | tile.ScanOp) -> bool:
     return table.put(op.value, table.known(op.result))
 
 
+def _scale_rows_inputs(table: LayoutTable, op: ScaleRowsOp) -> bool:
+    layout = table.known(op.result)
+    news = table.put(op.value, layout)
+    return news | (layout is not None and table.put(op.factors, Slice(1, layout)))
+
+
 _FORWARD: dict[type[Operation], Callable[..., bool]] = {
     WaitOp: _wait,
     DotOperandOp: _dot_operand,
@@ -230,6 +247,7 @@ _FORWARD: dict[type[Operation], Callable[..., bool]] = {
     tile.ReduceOp: _reduce,
     tile.ScanOp: _same,
     PinOp: _same,
+    ScaleRowsOp: _scale_rows,
     ReducePartialOp: _reduce_partial,
     ToFragmentsOp: _fragments,
     scf.ForOp: _loop,
@@ -241,5 +259,6 @@ _BACKWARD: dict[type[Operation], Callable[..., bool]] = {
     AsyncDotOp: _product_inputs,
     DotOperandOp: _operand_input,
     PinOp: _same_input,
+    ScaleRowsOp: _scale_rows_inputs,
     tile.ScanOp: _same_input,
 }
