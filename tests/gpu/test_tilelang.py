@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from attn_engine import AttentionEngine, library, meta_tensor
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.build import build
 from tests.gpu.recurrence_cases import compare, made, near, reference
-from tests.gpu.test_attention import NAMES, TOLERANCE, definition
+from tests.gpu.test_attention import NAMES, definition
+from tests.gpu.test_attention import TOLERANCE as TOLERANCES
 
 AVAILABLE = get_backend("tilelang").check()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not AVAILABLE.ok, reason=AVAILABLE.reason)]
+TOLERANCE = TOLERANCES | {torch.float32: 2e-3}
+"""Products of f32 operands round them to tf32."""
 YARDSTICK = 1.5
 """How much further from fp32 results may be than Triton's; or they are within what a dtype is allowed."""
 CASES = [(name, torch.float16, 64) for name in NAMES] + [(name, torch.bfloat16, 128) for name in NAMES]
@@ -50,9 +54,19 @@ def test_recurrence_forward(kind: str):
         near(name, got, right, torch.float16)
 
 
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize(("name", "dtype", "dim"), CASES)
-def test_beside_triton(name: str, dtype: torch.dtype, dim: int):
-    wanted, triton, found = (results(name, dtype, dim, b) for b in ("reference", "triton", "tilelang"))
+def test_beside_triton(tf32, name: str, dtype: torch.dtype, dim: int):
+    triton, found = (results(name, dtype, dim, b) for b in ("triton", "tilelang"))
+    torch.set_float32_matmul_precision("highest")
+    wanted = results(name, dtype, dim, "reference")
     for right, one, other in zip(wanted, triton, found, strict=True):
         size = right.norm().clamp(min=1e-6)
         by_triton, by_tilelang = (float((x.float() - right).norm() / size) for x in (one, other))
