@@ -273,6 +273,16 @@ def test_a_trained_capture_costs_no_spill():
     assert "atom" in compiled.ptx or "red" in compiled.ptx
 
 
+def test_trained_slopes_have_a_kernel_for_each_gradient():
+    """With one for all, what scores need beside the sums of dq moves through memory in every step."""
+    slopes = torch.ones(4)
+    definition = Definition(score_mod=library.alibi(slopes), mask_mod=library.sliding_window(1024))
+    part = parts(definition, (*GRADIENTS, "0"), fused=True)[1]
+    examined = examine(part.source)
+    assert "add" in str(part.tiles) and examined.reason is not None and "spilled" in examined.reason
+    assert part.plain is not None and examine(part.plain().source).reason is None
+
+
 def backends_in_turn(part: driver.Part | None) -> list[str]:
     """Of a plan, and of what takes its place if its kernels come out badly, and so on."""
     found: list[str] = []
@@ -372,16 +382,19 @@ def test_plans_without_kernels_here_go_to_another_backend():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "moves", "refused"),
+    ("kernel", "moves", "adds", "refused"),
     [
-        ("forward_kernel", 24, False),
-        ("forward_kernel", 25, True),
-        ("backward_dkdv", 96, False),
-        ("backward_dq", 97, True),
+        ("forward_kernel", 24, False, False),
+        ("forward_kernel", 25, False, True),
+        ("backward_dkdv", 96, False, False),
+        ("backward_dq", 97, False, True),
+        ("backward_dkdv", 48, True, False),
+        ("backward_dkdv", 49, True, True),
     ],
 )
-def test_gradients_may_spill_more(kernel: str, moves: int, refused: bool):
-    assert (Finding(kernel, 96, 8 * moves, moves, "").reason is not None) == refused
+def test_gradients_may_spill_more(kernel: str, moves: int, adds: bool, refused: bool):
+    """But for those that add up what another kernel can own."""
+    assert (Finding(kernel, 96, 8 * moves, moves, "", adds).reason is not None) == refused
 
 
 def test_a_tool_that_fails_refuses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
