@@ -105,7 +105,8 @@ def rate(case: Custom, ms: float, number: int) -> float:
 
 
 def line(case: Custom, times: Times) -> str:
-    cells = [case.name, str(case.shape)]
+    name = f"{case.name} (the peer's backward in 2 stages: 3 do not fit)" if case.fewer_stages else case.name
+    cells = [name, str(case.shape)]
     for n, ms in enumerate((times.forward, times.backward)):
         ours, peer = ms[OURS], ms.get(PEER)
         beside = f" ({ms[BESIDE]:.3f} {_other(case)})" if BESIDE in ms else ""

@@ -62,6 +62,8 @@ class Custom:
     """TFLOP/s of visible scores, at least."""
     slow_peer: bool = False
     """The peer's backward takes a second or so: it is run once."""
+    fewer_stages: bool = False
+    """The peer's backward does not fit as it is by default."""
 
 
 def inputs(shape: Shape, kv_heads: int = 0) -> list[Tensor]:
@@ -74,10 +76,14 @@ def inputs(shape: Shape, kv_heads: int = 0) -> list[Tensor]:
 # --- peers -------------------------------------------------------------------------------------
 
 
-def flex(score_mod: Any, mask_mod: Any, length: int = S) -> Attend:
+FEWER_STAGES = {"bwd_num_stages": 2}
+"""Where a backward of FlexAttention in three stages, its own choice, does not fit into shared memory."""
+
+
+def flex(score_mod: Any, mask_mod: Any, length: int = S, options: Any = None) -> Attend:
     compiled = torch.compile(flex_attention)
     blocks = create_block_mask(mask_mod, None, None, length, length, device="cuda") if mask_mod is not None else None
-    return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=blocks)
+    return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=blocks, kernel_options=options)
 
 
 def flex_with_sink(sink: Tensor) -> Attend:
@@ -159,7 +165,8 @@ def _parameter(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def _same(name: str, score_mod: Any, mask_mod: Any, shape: Shape, **more: Any) -> Custom:
     """The very same functions on both sides."""
     ours = attn_engine.compile(score_mod=score_mod, mask_mod=mask_mod)
-    return Custom(name, ours, partial(flex, score_mod, mask_mod, shape.length), shape, **more)
+    options = FEWER_STAGES if more.get("fewer_stages") else None
+    return Custom(name, ours, partial(flex, score_mod, mask_mod, shape.length, options), shape, **more)
 
 
 def _trained(name: str, make: Any, parameter: Tensor, mask_mod: Any, shape: Shape, **more: Any) -> Custom:
@@ -174,10 +181,10 @@ def _table(name: str, make: Any, batch: int) -> Custom:
     return _trained(name, make, table, None, _FULL, aims=(1.4, 3.0))
 
 
-def _shared(name: str, make: Any, parameter: Tensor, mask_mod: Any, shape: Shape, at_most: float = 1.3) -> Custom:
+def _shared(name: str, make: Any, parameter: Tensor, mask_mod: Any, shape: Shape, **more: Any) -> Custom:
     """Numbers that many scores share: their gradients are sums, which the peer adds up one by one."""
-    more = {"aims": (1.4, 20.0), "beside_at_most": (1.0, at_most), "slow_peer": True}
-    return _trained(name, make, parameter, mask_mod, shape, **more)
+    usual = {"aims": (1.4, 20.0), "beside_at_most": (1.0, 1.3), "slow_peer": True}
+    return _trained(name, make, parameter, mask_mod, shape, **{**usual, **more})
 
 
 def _row(name: str, row: Any, peer: Any, shape: Shape, aims: Pass, **more: Any) -> Custom:
@@ -209,7 +216,7 @@ def _sink() -> Custom:
 
 def _wide(name: str, heads: int, d: int, dv: int, rate: float) -> Custom:
     shape = Shape(8, heads, 8192, d, dv)
-    return _same(name, None, causal, shape, aims=(1.0, 1.2), rates=(rate, 0.0))
+    return _same(name, None, causal, shape, aims=(1.0, 1.2), rates=(rate, 0.0), fewer_stages=dv > d)
 
 
 _BAND = Shape(visible=WINDOW / S * (1 - WINDOW / (2 * S)))
@@ -224,11 +231,23 @@ ROWS: dict[str, Callable[[], Custom]] = {
     "sink": _sink,
     "bias": lambda: _table("dense bias [1,H,S,S], trained", dense_bias, 1),
     "slopes": lambda: _shared(
-        "ALiBi, window 1024, slopes trained", alibi, _slopes().requires_grad_(), window, _BAND, 1.15
+        "ALiBi, window 1024, slopes trained",
+        alibi,
+        _slopes().requires_grad_(),
+        window,
+        _BAND,
+        beside_at_most=(1.0, 1.15),
     ),
-    "t5": lambda: _shared("T5 buckets, causal, trained", t5_buckets, _parameter(H, BUCKETS), causal, Shape()),
+    "t5": lambda: _shared(
+        "T5 buckets, causal, trained", t5_buckets, _parameter(H, BUCKETS), causal, Shape(), fewer_stages=True
+    ),
     "relative": lambda: _shared(
-        "relative positions, table 2S - 1, trained", relative, _parameter(H, 2 * S - 1), None, _FULL
+        "relative positions, table 2S - 1, trained",
+        relative,
+        _parameter(H, 2 * S - 1),
+        None,
+        _FULL,
+        fewer_stages=True,
     ),
     "pair": lambda: _table("pair bias [B,H,S,S], trained", pair_bias, 4),
     "sigmoid": lambda: _row("sigmoid, causal", library.sigmoid, torch.sigmoid, _ONE, (5.0, 3.0)),

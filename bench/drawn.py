@@ -2,7 +2,8 @@
 
 The first so many draws of the fuzz grammar (`tests/fuzz`) that FlexAttention can express: softmax of a score_mod under a
 mask_mod. B2 H16 S2048 D128 bf16, captures do not train. Milliseconds, medians, interleaved; the same passes made all of
-them. What FlexAttention cannot compile is left out of the medians.
+them. What FlexAttention cannot compile is left out of the medians. Each definition has a process of its own; they compile
+side by side, and measure one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import attn_engine
 from bench.custom import ahead, back
 from bench.custom_rows import Attend
 from bench.timing import interleaved
-from bench.warm import side_by_side
+from bench.warm import as_done
 from tests.fuzz.check import function_of, inputs_of
 from tests.fuzz.grammar import Case, generate
 
@@ -76,15 +77,6 @@ def drawn(seed: int) -> Drawn:
     return Drawn.of(replace(generate(seed), sizes=SIZES))
 
 
-def build(task: tuple[int, str]) -> None:
-    functorch.donated_buffer = False
-    seed, side = task
-    found = drawn(seed)
-    leaves = [x.requires_grad_() for x in found.operands]
-    o = found.attend(side)(*leaves)
-    torch.autograd.grad(o, leaves, torch.randn_like(o))
-
-
 @dataclass(frozen=True)
 class Measured:
     """Milliseconds of either side, forward and backward."""
@@ -108,7 +100,9 @@ def measure(found: Drawn) -> Measured:
     return Measured(forward, backward, float((a - b).norm() / b.norm()))
 
 
-def row(seed: int) -> tuple[str, Measured | None]:
+def row(seed: int) -> tuple[str, tuple[float, float] | None]:
+    """A line of the table, and the ratios in it. What is measured waits for what others measure meanwhile."""
+    functorch.donated_buffer = False  # a graph is run backward more than once
     torch._dynamo.reset()
     found = drawn(seed)
     told = " ".join(line.strip().removeprefix("return ") for line in found.case.source.splitlines() if "return" in line)
@@ -117,10 +111,12 @@ def row(seed: int) -> tuple[str, Measured | None]:
         measured = measure(found)
     except Exception as error:
         return f"| {seed} | `{told}` | failed: {type(error).__name__}: {str(error)[:80]!r} | | | | | |", None
+    finally:
+        torch.cuda.empty_cache()
     (fo, fp), (bo, bp) = ((ms[OURS], ms[PEER]) for ms in (measured.forward, measured.backward))
     wrong = "" if measured.difference < LIMIT else f" (differs: {measured.difference:.0e})"
     cells = f"{fo:.3f} | {fp:.3f} | {fp / fo:.2f} | {bo:.3f} | {bp:.3f} | {bp / bo:.2f}"
-    return f"| {seed} | `{told}`{wrong} | {cells} |", measured
+    return f"| {seed} | `{told}`{wrong} | {cells} |", measured.ratios()
 
 
 def main() -> None:
@@ -129,7 +125,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
-    functorch.donated_buffer = False  # a graph is run backward more than once
     chosen = seeds(arguments.count, arguments.first)
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; B2 H16 S2048 D128 bf16; `python -m bench.drawn`.",
@@ -138,14 +133,11 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    side_by_side(build, [(seed, side) for seed in chosen for side in (OURS, PEER)])
     ratios: list[tuple[float, float]] = []
-    for seed in chosen:
-        text, measured = row(seed)
+    for text, found in as_done(row, chosen):
         lines.append(text)
-        ratios += [measured.ratios()] if measured is not None else []
+        ratios += [found] if found is not None else []
         print(lines[-1], flush=True)
-        torch.cuda.empty_cache()
     if ratios:
         forward, backward = (statistics.median(r[n] for r in ratios) for n in range(2))
         lines.append(f"| | median of {len(ratios)} | | | {forward:.2f} | | | {backward:.2f} |")

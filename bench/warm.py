@@ -6,21 +6,33 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _pool(tasks: int) -> ProcessPoolExecutor:
+    # Or each would start as many processes as there are cores.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    workers = max(1, min(tasks, len(os.sched_getaffinity(0)) - 2))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
 
 
 def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
     """Runs each task in a process of its own; what one cannot build shows again, with its error, where it is timed."""
-    # Or each would start as many processes as there are cores.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    workers = max(1, min(len(tasks), len(os.sched_getaffinity(0)) - 2))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with _pool(len(tasks)) as pool:
         for future in [pool.submit(_timed, work, task) for task in tasks]:
             future.exception()
+
+
+def as_done(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    """What each task gives, in a process of its own, in the order in which they end."""
+    with _pool(len(tasks)) as pool:
+        for future in as_completed([pool.submit(work, task) for task in tasks]):
+            yield future.result()
 
 
 def _timed(work: Callable[[T], object], task: T) -> None:
