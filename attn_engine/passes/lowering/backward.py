@@ -81,7 +81,8 @@ class BackwardLowering:
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
             scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
-            shared = {n: BatchSums(op, operands, g, self.dq) for n, g in self.blockwise.items() if g.shared}
+            largest = (max(self.dq.m, self.dkdv.m), max(self.dq.n, self.dkdv.n))
+            shared = {n: BatchSums(op, operands, g, largest) for n, g in self.blockwise.items() if g.shared}
             contributions = (by_query, scattered, diagonals, {**self.blockwise, **shared})
             QueryGradients(op, operands, kernel, vectors, *contributions).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))

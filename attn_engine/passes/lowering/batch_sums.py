@@ -19,8 +19,8 @@ from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.scope import Scope
 from attn_engine.passes.lowering.score_gradients import ScoreGradient, number_of
 
-_ROWS, _WARPS = 64, 4
-"""Of the blocks that a program adds up: as many columns at most."""
+_ROWS, _COLUMNS, _WARPS = 32, 128, 4
+"""Of the blocks that a program adds up, at most: few rows and many columns lie close together in memory."""
 
 
 @dataclass
@@ -30,8 +30,8 @@ class BatchSums:
     op: attn.BackwardOp
     operands: Operands
     gradient: ScoreGradient
-    stored: Blocks
-    """In which the parts leave: those that are added up divide them."""
+    blocks: tuple[int, int]
+    """Queries and keys of blocks of the gradients: those that are added up divide them."""
 
     def __post_init__(self) -> None:
         operands, scope = self.operands, self.operands.plan.scope
@@ -51,7 +51,7 @@ class BatchSums:
     def finish(self, name: str) -> tile.KernelOp:
         """The kernel that adds the parts up, behind all programs that store them; blocks without a visible score have none."""
         operands = self.operands
-        m, n = min(self.stored.m, _ROWS), min(self.stored.n, _ROWS)
+        m, n = min(self.blocks[0], _ROWS), min(self.blocks[1], _COLUMNS)
         kernel = Kernel(name, operands.plan, Blocks(m, n, _WARPS, 1))
         i, h, entry = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "h", "entry")))
         scope = kernel.scope
