@@ -54,6 +54,28 @@ class Variant:
 
 DEFAULT = Variant("as by default")
 GRID = Variant("programs in the order of the grid", without=("tile-order-programs",))
+_FIRST = "tile-overlap-products{late_reads=true in_flight=2}"
+_LAST = "tile-overlap-products{late_sums=true late_reads=true in_flight=2}"
+_AGAIN = "tile-rotate-steps{wait_again=true}"
+_IN_PLACE = ("tile-pipeline-steps{shared_stages=3}", "tile-defer-sums{in_place=true}")
+_APART = "tile-split-roles{apart_arrivals=true}"
+_OWN = ("tile-defer-sums",)
+FIRST = Variant("sums first", (_FIRST,), _OWN)
+FIRST_AGAIN = Variant("sums first, a wait behind dp", (_FIRST, _AGAIN), _OWN)
+PLACE = Variant("dq a step later", (_FIRST, *_IN_PLACE))
+PLACE_AGAIN = Variant("dq a step later, a wait behind dp", (_FIRST, _AGAIN, *_IN_PLACE))
+PLACE_APART = Variant("the same, slots released by threads", (_FIRST, _AGAIN, *_IN_PLACE, _APART))
+PLACE_LAST = Variant("dq a step later and first", (_LAST, _AGAIN, *_IN_PLACE))
+LONG = Variant("128 queries a step, sums first", (_FIRST,), _OWN, dkdv=(128, 128, 8, 2))
+LONG_AGAIN = replace(LONG, name="128 queries a step, a wait behind dp", passes=(_FIRST, _AGAIN))
+LONG_LAST = replace(LONG, name="128 queries a step, sums last, a wait behind dp", passes=(_LAST, _AGAIN))
+_READS = "tile-overlap-products{late_reads=true}"
+ZERO = Variant("sums from zero", (_READS,), ("tile-start-products",))
+ZERO_AGAIN = Variant("sums from zero, a wait behind dp", (_READS, _AGAIN), ("tile-start-products",))
+AGAIN = Variant("a wait behind dp", (_READS, _AGAIN))
+LONG_STEADY = Variant(
+    "128 queries a step", (_READS, "tile-rotate-steps{in_flight=2 wait_again=true}"), dkdv=(128, 128, 8, 2)
+)
 
 
 @dataclass(frozen=True)
@@ -71,44 +93,17 @@ class Row:
 _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 
 
-def overlap(name: str, options: str, *without: str, **more: Any) -> Variant:
-    return Variant(name, (f"tile-overlap-products{{{options}}}",), without, **more)
-
-
-_LATE = "late_sums=true late_reads=true in_flight=2"
-SUMS_LATE = overlap("sums of a step last", _LATE, "tile-defer-sums")
-NO_START = overlap("sums last, from zero", _LATE, "tile-defer-sums", "tile-start-products")
-UNROTATED = overlap(
-    "sums last, from zero, scores in their own step",
-    _LATE,
-    "tile-defer-sums",
-    "tile-start-products",
-    "tile-rotate-steps",
-)
-_EARLY = "late_reads=true in_flight=2"
-SUMS_EARLY = overlap("sums of a step first", _EARLY, "tile-defer-sums")
-EARLY_APART = replace(
-    SUMS_EARLY,
-    name="sums first, slots released by threads",
-    passes=(*SUMS_EARLY.passes, "tile-split-roles{apart_arrivals=true}"),
-)
-PLACES = replace(
-    SUMS_EARLY, name="sums first, dq in its own order", without=(*SUMS_EARLY.without, "tile-fragment-sums")
-)
-READS_LATE = overlap("vectors read late", "late_reads=true")
-LONG = overlap("128 queries a step, sums last", _LATE, "tile-defer-sums", dkdv=(128, 128, 8, 2))
-LONG_EARLY = overlap("128 queries a step, sums first", _EARLY, "tile-defer-sums", dkdv=(128, 128, 8, 2))
-FROM_ZERO = overlap("sums from zero", "late_reads=true", "tile-start-products")
-_MAIN = (DEFAULT, SUMS_LATE, SUMS_EARLY, EARLY_APART, PLACES, NO_START, UNROTATED)
+_MAIN = (DEFAULT, FIRST, FIRST_AGAIN, PLACE, PLACE_AGAIN, PLACE_APART, PLACE_LAST)
+_STEADY = (DEFAULT, ZERO, ZERO_AGAIN, AGAIN)
 ROWS = (
-    Row("causal", _CAUSAL, Shape(), (*_MAIN, READS_LATE, GRID)),
+    Row("causal", _CAUSAL, Shape(), _MAIN),
     Row("full", _FULL, Shape(visible=1.0), _MAIN),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, SUMS_LATE, SUMS_EARLY)),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SUMS_LATE, SUMS_EARLY, UNROTATED, LONG, LONG_EARLY)),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SUMS_EARLY, GRID), kv_heads=8),
-    Row("causal", _CAUSAL, Shape(), (DEFAULT, FROM_ZERO, GRID), deterministic=True),
-    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, FROM_ZERO), deterministic=True),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT,), kv_heads=8, deterministic=True),
+    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, FIRST_AGAIN, PLACE_AGAIN, PLACE_LAST)),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, PLACE_AGAIN, LONG, LONG_AGAIN, LONG_LAST)),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, PLACE_AGAIN, GRID), kv_heads=8),
+    Row("causal", _CAUSAL, Shape(), _STEADY, deterministic=True),
+    Row("full", _FULL, Shape(visible=1.0), _STEADY, deterministic=True),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO_AGAIN, LONG_STEADY), deterministic=True),
 )
 
 

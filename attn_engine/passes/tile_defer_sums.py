@@ -152,10 +152,13 @@ def _places(role: Block, bodies: Sequence[Block]) -> list[int]:
 # --- steps -------------------------------------------------------------------------------------
 
 
-def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> None:
+def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue], in_place: bool) -> None:
     """One step; it yields the coordinates of its own sum."""
     found = _Sum.of(body)
     yield_more(body, [found.add.coordinates[place] for place in places])
+    if in_place:
+        _swap(found, dict(zip(places, before, strict=True)))
+        return
     first = body.first_op
     assert first is not None
     pending = found.start(Before(first), found.turn.lhs)
@@ -163,6 +166,17 @@ def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue]) -> Non
     found.finish(Before(anchor), pending, dict(zip(places, before, strict=True)))
     _delay(body, anchor, pending)
     found.erase()
+
+
+def _swap(found: _Sum, given: dict[int, SSAValue]) -> None:
+    """The sum of the step before stands where that of this step stood."""
+    pending = found.start(Before(found.product), found.turn.lhs)
+    number = list(found.wait.pending).index(found.product.result)
+    found.wait.operands[number] = pending
+    coordinates = [given.get(place, c) for place, c in enumerate(found.add.coordinates)]
+    Rewriter.replace_op(found.add, AsyncReduceAddOp(found.add.source, found.add.descriptor, coordinates))
+    for op in (found.product, found.full):
+        _erase(op)
 
 
 def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
@@ -189,7 +203,7 @@ def _stages(dots: Sequence[AsyncDotOp]) -> list[SlotOp]:
     return [o for o in owners if isinstance(o, SlotOp)]
 
 
-def defer(role: Block) -> None:
+def defer(role: Block, in_place: bool = False) -> None:
     """Changes a consumer role each of whose steps adds one product to memory."""
     bodies = role_steps(role)
     places = _places(role, bodies)
@@ -203,7 +217,7 @@ def defer(role: Block) -> None:
         value.name_hint = "before"
     left = _finish(loops[-1], _Sum.of(bodies[-1]), places)
     for loop in loops:
-        carried = carry(loop, carried, lambda body, before: _step(body, places, before))
+        carried = carry(loop, carried, lambda body, before: _step(body, places, before, in_place))
     for value, result in zip(left, carried, strict=True):
         value.replace_all_uses_with(result)
         Rewriter.erase_op(value.owner)  # type: ignore[arg-type]
@@ -248,9 +262,11 @@ class TileDeferSumsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
+    in_place: bool = False
+    """Whether the product starts, and is added, where that of the step itself was, not around the first arithmetic."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer = roles.bodies[0].block
             if all(len(_sums(body)) == 1 for body in role_steps(consumer)):
-                defer(consumer)
+                defer(consumer, self.in_place)

@@ -105,20 +105,18 @@ class _Overlap:
             for op in ready:
                 # What needs no product waits for its first user: until then it would only hold registers. Reads hide
                 # behind the first product.
-                if (
-                    self.needs[op]
-                    or isinstance(op, ProxyFenceOp)
-                    or (isinstance(op, ReadOp) and self._is_due(op, number))
-                ):
+                if self.needs[op] or self._is_due(op, number):
                     self._emit(op)
         for op in self.work:
             self._emit(op)
         self._place()
 
-    def _is_due(self, read: ReadOp, wave: int) -> bool:
-        """Whether what is read is used in the next wave, or, if reads are not late, at any time."""
+    def _is_due(self, op: Operation, wave: int) -> bool:
+        """Whether an op reads what the next wave uses, or, if reads are not late, reads at all; so do fences behind reads."""
+        if not self.how.late_reads or not isinstance(op, ReadOp):
+            return not self.how.late_reads and isinstance(op, ReadOp | ProxyFenceOp)
         known = set(self.started[: wave + 1])
-        return not self.how.late_reads or any(self.needs.get(u.operation, known) <= known for u in read.result.uses)
+        return any(self.needs.get(u.operation, known) <= known for u in op.result.uses)
 
     def _emit(self, op: Operation) -> None:
         """Appends an op behind those that must come before it."""

@@ -65,11 +65,12 @@ class _Ring:
 class _Pipeline:
     """One kernel under conversion."""
 
-    def __init__(self, signature: Signature, stages: int | None):
+    def __init__(self, signature: Signature, stages: int | None, shared_stages: int):
         self.signature = signature
         kernel = signature.kernel
         self.block = kernel.body.block
         self.stages = stages or attribute(kernel, "num_stages", AsyncSchedule.stages)
+        self.shared_stages = shared_stages
         self.warps = attribute(kernel, "num_warps", 4)
         first = self.block.first_op
         assert first is not None
@@ -255,10 +256,10 @@ class _Pipeline:
     def _shared(self, shared: Shared, number: int, count: SSAValue, zero: SSAValue) -> None:
         """The operand goes through a slot, so that every consumer sees all rows of it, and the result through one to memory."""
         if number == len(self.passing):
-            self.passing.append((self._passing(shared.result, SHARED_STAGES), self._passing(shared.dot.result, 1)))
+            self.passing.append((self._passing(shared.result, self.shared_stages), self._passing(shared.dot.result, 1)))
         operands, results = self.passing[number]
         scope = Before(shared.dot)
-        stage = scope.add(arith.RemSIOp(count, scope.value(SHARED_STAGES)), "turn").result
+        stage = scope.add(arith.RemSIOp(count, scope.value(self.shared_stages)), "turn").result
         slot = scope.add(SlotOp(operands, stage), "shared").result
         scope.add(WriteOp(shared.result, slot))
         scope.add(ProxyFenceOp())
@@ -364,6 +365,8 @@ class TilePipelineStepsPass(ModulePass):
     """Steps whose blocks a ring holds; the kernel's `num_stages` if absent."""
     shared_bytes: int = AsyncSchedule.shared_bytes
     """Shared memory that the rings may take."""
+    shared_stages: int = SHARED_STAGES
+    """Slots of results that consumers share."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         found = signatures(op, self.plan)
@@ -373,7 +376,7 @@ class TilePipelineStepsPass(ModulePass):
             check_kernel(signature)
         for signature in found:
             check_size(signature, AsyncSchedule.consumers, _REGISTERS)
-            _Pipeline(signature, self.stages).run()
+            _Pipeline(signature, self.stages, self.shared_stages).run()
             check_shared(signature.kernel, self.shared_bytes)
             _erase_owned(signature.kernel)
 

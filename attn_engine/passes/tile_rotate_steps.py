@@ -15,7 +15,7 @@ from xdsl.rewriter import Rewriter
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.passes.hopper.edit import Before, yield_more, yields
+from attn_engine.passes.hopper.edit import After, Before, yield_more, yields
 from attn_engine.passes.hopper.role_steps import carry, chain, count_of, has_one_sum, holds_steps, role_steps
 from attn_engine.passes.hopper.steps import roles_of
 
@@ -59,7 +59,7 @@ class _First:
             Rewriter.erase_op(op)
 
 
-def _consumer(role: Block) -> None:
+def _consumer(role: Block, how: TileRotateStepsPass) -> None:
     loops = [op for op in role.ops if holds_steps(op)]
     first, *others = [_First.of(body) for body in role_steps(role)]
     for other in others:
@@ -69,10 +69,10 @@ def _consumer(role: Block) -> None:
     zero = next(v for v in loops[0].iter_args if v.type == builtin.i32)
     carried = [first.finish(scope, first.start(scope, zero))]
     for loop in loops:
-        carried = carry(loop, carried, _step)
+        carried = carry(loop, carried, lambda body, before: _step(body, before, how))
 
 
-def _step(body: Block, carried: Sequence[SSAValue]) -> None:
+def _step(body: Block, carried: Sequence[SSAValue], how: TileRotateStepsPass) -> None:
     """One step: its own first product has come with the carries, that of the next starts behind the others."""
     first = _First.of(body)
     first.value.replace_all_uses_with(carried[0])
@@ -80,6 +80,8 @@ def _step(body: Block, carried: Sequence[SSAValue]) -> None:
     behind = [op for op in body.ops if isinstance(op, WaitOp) and last.is_before_in_block(op)]
     if not behind:
         raise AsyncUnsupportedError("its steps end without a product")
+    if how.in_flight:
+        behind[0] = _wait_for_some(behind[0], how.in_flight - 1)
     scope = Before(behind[0])
     count = count_of(first.full)
     following = scope.add(arith.AddiOp(count, scope.value(1)), "following").result
@@ -87,7 +89,30 @@ def _step(body: Block, carried: Sequence[SSAValue]) -> None:
     for wait in behind:
         wait.properties["count"] = IntegerAttr(wait.count.value.data + 1, i64)
     yield_more(body, [first.finish(Before(yields(body)), pending)])
+    if how.wait_again:
+        second = [op for op in body.ops if isinstance(op, AsyncDotOp)][1]
+        After(second).add(first.full.clone())
     first.erase()
+
+
+def _wait_for_some(wait: WaitOp, most: int) -> WaitOp:
+    """Waits in two parts: first until `most` products are in flight, then for the rest; returns the second part."""
+    flying = wait.count.value.data + len(wait.pending)
+    early = min(flying - most, len(wait.pending) - 1)
+    if early <= 0:
+        return wait
+    scope, pending, values = Before(wait), list(wait.pending), list(wait.values)
+    parts = [
+        (flying - early, pending[:early], values[:early]),
+        (wait.count.value.data, pending[early:], values[early:]),
+    ]
+    new = [scope.add(WaitOp(count, some)) for count, some, _ in parts]
+    for (_, _, old), made in zip(parts, new, strict=True):
+        for was, now in zip(old, made.values, strict=True):
+            now.name_hint = was.name_hint
+            was.replace_all_uses_with(now)
+    Rewriter.erase_op(wait)
+    return new[1]
 
 
 def _producer(role: Block) -> None:
@@ -142,10 +167,15 @@ class TileRotateStepsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
+    in_flight: int = 0
+    """At most so many products of a consumer at the same time; 0 for any number."""
+    wait_again: bool = False
+    """Whether the slot of the first product is waited for once more behind the start of the second one: arithmetic stays behind a wait,
+    where an assembler would move it in between the instructions of that product."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer, producer = (region.block for region in roles.bodies)
             if not has_one_sum(consumer):
-                _consumer(consumer)
+                _consumer(consumer, self)
                 _producer(producer)
