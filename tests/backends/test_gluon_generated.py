@@ -388,8 +388,8 @@ def test_plans_without_kernels_here_go_to_another_backend():
         ("forward_kernel", 25, False, True),
         ("backward_dkdv", 96, False, False),
         ("backward_dq", 97, False, True),
-        ("backward_dkdv", 48, True, False),
-        ("backward_dkdv", 49, True, True),
+        ("backward_dkdv", 64, True, False),
+        ("backward_dkdv", 65, True, True),
     ],
 )
 def test_gradients_may_spill_more(kernel: str, moves: int, adds: bool, refused: bool):
