@@ -13,6 +13,9 @@ from xdsl.utils.exceptions import VerifyException
 from attn_engine.dialects.tile_base import element_of, shape_of, tile_type
 from attn_engine.dialects.tile_types import DescriptorType
 
+EARLY_COPIES = "early_copies"
+"""The attribute of a loop whose copies for its next iteration shall go out as soon as their place is free."""
+
 
 def block_tile(descriptor: Attribute) -> Attribute:
     """The tile that a block of a descriptor is: without the ones in front of its last two sizes."""

@@ -21,6 +21,7 @@ from attn_engine.backends.triton.emit_memory import MEMORY_RULES
 from attn_engine.backends.triton.printer import RESERVED, KernelPrinter, shape_text
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_memory import DescribeOp
+from attn_engine.dialects.tile_block import EARLY_COPIES
 from attn_engine.dialects.tile_types import DescriptorType
 
 _PRELUDE = '''
@@ -48,6 +49,12 @@ def _min(a, b):
 
 _DESCRIBE = """
 from attn_engine.backends.triton.host import describe
+"""
+
+_ORDER_COPIES = """
+from attn_engine.backends.triton.early_copies import order_copies
+
+order_copies()
 """
 
 _COMBINE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
@@ -85,6 +92,7 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
     _assign_all(printer, carried, printer.texts(op.iter_args))
     stages = op.attributes.get("num_stages")
     extra = f", num_stages={stages.value.data}" if isinstance(stages, IntegerAttr) else ""
+    extra += ", disallow_acc_multi_buffer=True" if EARLY_COPIES in op.attributes else ""
     bounds = ", ".join(printer.texts([op.lb, op.ub, op.step]))
     with printer.writer.block(f"for {index} in tl.range({bounds}{extra}):"):
         _print_body(printer, op.body.block, carried)
@@ -268,6 +276,8 @@ def emit(module: ModuleOp) -> str:
     writer.lines(_PRELUDE)
     if any(isinstance(op, DescribeOp) for op in module.walk()):
         writer.lines(_DESCRIBE)
+    if any(EARLY_COPIES in op.attributes for op in module.walk()):
+        writer.lines(_ORDER_COPIES)
     kernels = [op for op in module.ops if isinstance(op, tile.KernelOp)]
     plans = [op for op in module.ops if isinstance(op, tile.PlanOp)]
     for op in module.ops:

@@ -14,10 +14,13 @@ func.func @forward(%q: tensor<?x?x?x16xf32>, %k: tensor<?x?x?x16xf32>, %v: tenso
 // CHECK: tile.scan sum
 // CHECK: tile.kernel @forward_o_sweep(
 // CHECK: scf.for {{.*}} iter_args(%[[S:.*]] = %{{.*}}) -> (tensor<16x16xf32>)
+// Queries and keys come before what decays and what is written, which arrive meanwhile.
+// CHECK: tile.load %q[{{.*}}] dims [2, 3] bounded [0]
+// CHECK: tile.dot
 // Tokens that forget everything are counted, and looked at in chunks that have any.
 // CHECK: %[[SOME:.*]] = arith.cmpf ogt, %count
 // CHECK: scf.if %[[SOME]] -> (tensor<32xf32>, tensor<32xf32>, f32)
-// CHECK: tile.load %q[{{.*}}] dims [2, 3] bounded [0]
+// CHECK: tile.load %v[{{.*}}] dims [2, 3] bounded [0]
 // CHECK: arith.minimumf
 // CHECK-NEXT: math.exp2
 // CHECK: scf.if %[[SOME]] -> (tensor<32x32xf32>)

@@ -113,7 +113,6 @@ class RowsChunk(Chunk):
         if self.outputs is not None:
             self.q = self.view.own_rows(self.scope, reads, self.t0, size, key, zero, "q_tile")
         self.k = self.view.own_rows(self.scope, writes, self.t0, size, key, zero, "k_tile")
-        self.v = self._values_written()
         some = some_of(self.view, self.scope, gates, self.t0)
         total = row_of(self.view, self.scope, gates.sums, self.t0, size, key, zero)
         self.total = total_of(self.view, self.scope, gates, some, total, self.t0, size, zero)
@@ -147,6 +146,7 @@ class ColumnsChunk(Chunk):
     decayed: ClassVar[int | None] = 1
     fades_values: ClassVar[bool] = True
     turns: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = False
 
     @classmethod
     def prepare(cls, sweep: Sweep) -> Rows:

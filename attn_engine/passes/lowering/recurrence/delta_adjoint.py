@@ -106,11 +106,13 @@ class Keeping(Chunk):
     """A chunk of a sweep that keeps the states before its chunks, as it goes."""
 
     turns: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = False
 
     def _start(self) -> None:
         self.total = self.weight = None
         self._operands()
         self._fades()
+        self.v = self._values_written()
 
     def _keep(self, state: SSAValue, target: SSAValue) -> None:
         sweep, view, scope = self.sweep, self.view, self.scope

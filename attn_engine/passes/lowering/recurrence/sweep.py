@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
+from attn_engine.dialects.tile_block import EARLY_COPIES
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.anchors import Anchors, Visitor
 from attn_engine.passes.lowering.recurrence.chain import Chain
@@ -123,6 +125,8 @@ class Sweep:
         state = self._start(scope, outputs, pieces, piece)
         carried = [state] if outputs is not None else [state, self._no_decay(scope)]
         op, body, c, inside = loop(scope, lo, hi, 1, carried, "c")
+        if view.whole_blocks:
+            op.attributes[EARLY_COPIES] = UnitAttr()
         if walk.dot is not None and outputs is not None:
             staged(op, form.num_stages)
         last = body.minus(body.plus(lo, hi, "last"), 1, "last") if walk.reverse else 0
@@ -190,6 +194,8 @@ class Chunk:
     decayed: ClassVar[int | None] = None
     """The axis of a state along which decays differ."""
     turns: ClassVar[bool] = True
+    multiplies: ClassVar[bool] = True
+    """Whether the sweep itself has the products of a chunk's tokens with each other."""
     fades_values: ClassVar[bool] = True
     """Whether values are what decays on the way to the end of the chunk; else keys have done so."""
 
@@ -217,6 +223,7 @@ class Chunk:
         self._operands()
         self._fades()
         self.weight = None if rows.weight is None else self.view.own_vector(scope, rows.weight, self.t0, self.size, "w")
+        self.v = self._values_written()
         if self.outputs is not None:
             # The products of tokens come first and the results last: fewest registers are alive then.
             o = self._outputs(inside[0], self.outputs)
@@ -231,10 +238,11 @@ class Chunk:
         return [self._next(inside[0]), total]
 
     def _operands(self) -> None:
-        """The tiles of keys and values."""
+        """The tiles of keys and queries, and what needs neither decays nor values, which arrive meanwhile."""
         sweep, scope, view, walk, size = self.sweep, self.scope, self.view, self.walk, self.size
         self.k = view.rows(scope, walk.k, self.t0, size, sweep.key, scope.value(0))
-        self.v = self._values_written()
+        if self.outputs is not None and self.multiplies:
+            self._products(self.outputs)
 
     def _values_written(self) -> SSAValue:
         """What is written beside keys, a tile [C, columns]."""
@@ -259,15 +267,22 @@ class Chunk:
         """tokens @ other, or its transpose of operands that are turned already."""
         return self._dot(other, tokens, acc, hint) if self.turned else self._dot(tokens, other, acc, hint)
 
+    def _products(self, walk: Walk) -> None:
+        """Those of queries and keys, which need neither decays nor values."""
+        scope, size = self.scope, self.size
+        q = self.view.rows(scope, walk.q, self.t0, size, self.sweep.key, scope.value(0))
+        self.q = self._transposed(q, "qt") if self.turned else q
+        k = self.k if self.turned else self._transposed(self.k, "kt")
+        self.s = self._ordered(self.q, k, scope.splat([size, size], 0.0, "zero"), "s")
+
     def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
-        sweep, scope, view, size = self.sweep, self.scope, self.view, self.size
-        q = view.rows(scope, walk.q, self.t0, size, sweep.key, scope.value(0))
+        sweep, scope = self.sweep, self.scope
         if self.turned:
-            self.vt, q = self._transposed(self.v, "vt"), self._transposed(q, "qt")
-        values, weights = self._values(), self._weights(q)
+            self.vt = self._transposed(self.v, "vt")
+        values, weights = self._values(), self._weights()
         terms = Terms(scope, sweep.state.shape)
         held = terms.result(terms.take(state, 0, 1), sweep.element)
-        o = self._ordered(q, held, scope.splat(values, 0.0, "zero"), "o")
+        o = self._ordered(self.q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
         factors = [] if self.fade is None else [self._from_state(terms)]
         if walk.reverse and walk.weighs and self.weight is not None:
@@ -293,15 +308,13 @@ class Chunk:
         assert self.fade is not None
         return self.fade.to_end(terms, self.tokens) if to_end else self.fade.from_start(terms, self.tokens)
 
-    def _weights(self, q: SSAValue) -> SSAValue:
+    def _weights(self) -> SSAValue:
         """The weights of the chunk's tokens for each other, [C, C]."""
         scope, size, walk = self.scope, self.size, self.walk
-        k = self.k if self.turned else self._transposed(self.k, "kt")
-        s = self._ordered(q, k, scope.splat([size, size], 0.0, "zero"), "s")
         place = scope.add(tile.RangeOp(scope.value(0), size), "place").result
         query, key = self.tokens, 1 - self.tokens
         terms = Terms(scope, [size, size])
-        p, own, other = terms.take(s, 0, 1), terms.take(place, query), terms.take(place, key)
+        p, own, other = terms.take(self.s, 0, 1), terms.take(place, query), terms.take(place, key)
         if self.fade is not None:
             later, sooner = (key, query) if walk.reverse else (query, key)
             p = terms.mul(p, self.fade.between(terms, later, sooner))
