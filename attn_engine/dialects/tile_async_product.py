@@ -214,31 +214,62 @@ class ReducePartialOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ScaleRowsOp(IRDLOperation):
-    """Multiplies each row of a rank 2 tile by its factor. Where all factors of a warp's rows are 1, it does nothing.
+class SplitColumnsOp(IRDLOperation):
+    """The two halves of the columns of a rank 2 tile: a matter of names, every thread keeps what it holds.
 
     ```
-    %o1 = tile.scale_rows %o, %alpha : tensor<64x128xf32>, tensor<64xf32>
+    %low, %high = tile.split_columns %x : tensor<64x128xf32> -> tensor<64x64xf32>
     ```
     """
 
-    name = "tile.scale_rows"
+    name = "tile.split_columns"
     T: ClassVar = VarConstraint("T", TensorType.constr())
-    value = operand_def(T)
-    factors = operand_def(TensorType)
-    result = result_def(T)
+    value = operand_def(TensorType)
+    low = result_def(T)
+    high = result_def(T)
     traits = traits_def(Pure())
-    assembly_format = "$value `,` $factors attr-dict `:` type($value) `,` type($factors)"
+    assembly_format = "$value attr-dict `:` type($value) `->` type($low)"
 
-    def __init__(self, value: SSAValue | Operation, factors: SSAValue | Operation):
-        super().__init__(operands=[value, factors], result_types=[SSAValue.get(value).type])
+    def __init__(self, value: SSAValue | Operation):
+        operand = SSAValue.get(value)
+        rows, columns = shape_of(operand)
+        half = TensorType(element_of(operand), [rows, columns // 2])
+        super().__init__(operands=[value], result_types=[half, half])
 
     def verify_(self) -> None:
-        shape = shape_of(self.value)
-        if len(shape) != 2 or shape_of(self.factors) != shape[:1]:
-            raise VerifyException(f"{self.factors.type} has no factor for each row of {self.value.type}")
-        if element_of(self.value) != f32 or element_of(self.factors) != f32:
-            raise VerifyException(f"rows of f32 are scaled by f32, got {self.value.type} and {self.factors.type}")
+        _check_halves(self.value, self.low)
+
+
+@irdl_op_definition
+class JoinColumnsOp(IRDLOperation):
+    """A rank 2 tile from the halves of its columns: what `tile.split_columns` takes apart.
+
+    ```
+    %p = tile.join_columns %low, %high : tensor<64x64xf16> -> tensor<64x128xf16>
+    ```
+    """
+
+    name = "tile.join_columns"
+    T: ClassVar = VarConstraint("T", TensorType.constr())
+    low = operand_def(T)
+    high = operand_def(T)
+    result = result_def(TensorType)
+    traits = traits_def(Pure())
+    assembly_format = "$low `,` $high attr-dict `:` type($low) `->` type($result)"
+
+    def __init__(self, low: SSAValue | Operation, high: SSAValue | Operation):
+        operand = SSAValue.get(low)
+        rows, columns = shape_of(operand)
+        super().__init__(operands=[low, high], result_types=[TensorType(element_of(operand), [rows, 2 * columns])])
+
+    def verify_(self) -> None:
+        _check_halves(self.result, self.low)
+
+
+def _check_halves(whole: SSAValue, half: SSAValue) -> None:
+    shape, part = shape_of(whole), shape_of(half)
+    if len(shape) != 2 or part != (shape[0], shape[1] / 2) or element_of(whole) != element_of(half):
+        raise VerifyException(f"{half.type} is not half of the columns of {whole.type}")
 
 
 # --- scheduling fences -------------------------------------------------------------------------
@@ -294,9 +325,10 @@ class OpaqueZeroOp(IRDLOperation):
 PRODUCT_OPS: list[type[Operation]] = [
     AsyncDotOp,
     DotOperandOp,
+    JoinColumnsOp,
     OpaqueZeroOp,
     PinOp,
     ReducePartialOp,
-    ScaleRowsOp,
+    SplitColumnsOp,
     WaitOp,
 ]

@@ -235,8 +235,12 @@ def _identity(role: Role, op: products.DotOperandOp | products.PinOp) -> Result:
     return [role.values[op.value]]
 
 
-def _scale_rows(role: Role, op: products.ScaleRowsOp) -> Result:
-    return [role.values[op.value] * role.values[op.factors][:, None]]
+def _split_columns(role: Role, op: products.SplitColumnsOp) -> Result:
+    return list(role.values[op.value].chunk(2, 1))
+
+
+def _join_columns(role: Role, op: products.JoinColumnsOp) -> Result:
+    return [torch.cat([role.values[op.low], role.values[op.high]], 1)]
 
 
 def _opaque_zero(role: Role, op: products.OpaqueZeroOp) -> Result:
@@ -292,7 +296,8 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     products.WaitOp: _wait,
     products.DotOperandOp: _identity,
     products.PinOp: _identity,
-    products.ScaleRowsOp: _scale_rows,
+    products.SplitColumnsOp: _split_columns,
+    products.JoinColumnsOp: _join_columns,
     products.OpaqueZeroOp: _opaque_zero,
     products.ReducePartialOp: _reduce_partial,
     fragments.ToFragmentsOp: _to_fragments,

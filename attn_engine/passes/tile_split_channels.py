@@ -16,7 +16,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, AsyncStoreOp
 from attn_engine.dialects.tile_async_memory import DescribeOp, ReadOp, WriteOp
-from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, ScaleRowsOp, WaitOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
@@ -221,11 +221,6 @@ def _operand(split: _Split, op: DotOperandOp) -> None:
         split.put(op, [DotOperandOp(value, op.layout) for value in split.of(op.value)])
 
 
-def _scale_rows(split: _Split, op: ScaleRowsOp) -> None:
-    if op.value in split.parts:
-        split.put(op, [ScaleRowsOp(value, op.factors) for value in split.of(op.value)])
-
-
 def _write(split: _Split, op: WriteOp) -> None:
     if op.target in split.parts:
         pairs = zip(split.of(op.value), split.of(op.target), strict=True)
@@ -319,7 +314,6 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
     TransposedSlotOp: _transposed,
     DotOperandOp: _operand,
     ReadOp: _read,
-    ScaleRowsOp: _scale_rows,
     WriteOp: _write,
     AsyncLoadOp: _load,
     AsyncStoreOp: _store,

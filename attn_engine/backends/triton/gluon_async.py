@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_layout import operand_element, product_layout
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter, splat
-from attn_engine.backends.triton.gluon_types import Blocked, Mma, Own, Slice, operand_layout
+from attn_engine.backends.triton.gluon_types import Blocked, Own, operand_layout
 from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
 from attn_engine.dialects import tile_async_fragments as fragments
@@ -22,7 +22,9 @@ from attn_engine.dialects.tile_types import BarriersType, BufferType, Descriptor
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
 _MATRIX_RANK = 2
-_WIDE_PIN = _WIDE_SCALE = 32
+_TREE = 4
+"""Numbers that one step of a tree reduces."""
+_WIDE_PIN = 32
 """Values of a thread that one statement takes."""
 
 
@@ -201,11 +203,16 @@ def _dot_operand(printer: FunctionPrinter, op: products.DotOperandOp) -> None:
 
 
 def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> None:
+    """Sums in the order in which their terms are found; what is known at once in a tree, whose steps do not wait for each other."""
     rows, columns = tile.shape_of(op.value)
     groups, width = op.groups.value.data, op.width.value.data
-    parts = f"{printer.tile(op.value)}.reshape([{rows}, {columns // (groups * width)}, {groups}, {width}])"
-    combine = _REDUCE[op.kind.data]
-    text, layout = f"gl.reduce(gl.reduce({parts}, 3, {combine}), 1, {combine})", printer.layout_of(op.result)
+    rounds, combine = columns // (groups * width), _REDUCE[op.kind.data]
+    inner = _TREE if op.kind.data is not tile.Reduction.SUM and rounds > _TREE else 1
+    sizes = [rows, rounds // inner, *([inner] if inner > 1 else []), groups, width]
+    text = f"{printer.tile(op.value)}.reshape({sizes})"
+    for axis in [len(sizes) - 1, *([2] if inner > 1 else []), 1]:
+        text = f"gl.reduce({text}, {axis}, {combine})"
+    layout = printer.layout_of(op.result)
     own = isinstance(layout, Own)
     printer.assign(op, text if own else f"gl.convert_layout({text}, {printer.layout(layout)}, assert_trivial=True)")
 
@@ -238,13 +245,22 @@ def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
     )
 
 
-def _scale_rows(printer: FunctionPrinter, op: products.ScaleRowsOp) -> None:
-    """In statements of up to 32 values of a thread, which are columns, in pairs, of two rows."""
-    layout = printer.layout_of(op.result)
-    assert isinstance(layout, Mma)
-    count = min(_WIDE_SCALE, prod(tile.shape_of(op.value)) // (32 * printer.warps))
-    value, factors = printer.tile(op.value, layout), printer.tile(op.factors, Slice(1, layout))
-    printer.assign(op, f"scale_rows({value}, {factors}[:, None], SCALE_{count}, SCALE_REGISTERS_{count}, {count})")
+def _split_columns(printer: FunctionPrinter, op: products.SplitColumnsOp) -> None:
+    rows, columns = tile.shape_of(op.low)
+    halves = [printer.text(value) for value in (op.low, op.high)]
+    text = f"{printer.tile(op.value)}.reshape([{rows}, 2, {columns}]).permute((0, 2, 1)).split()"
+    parts = [f"{name}_part" for name in halves]
+    printer.writer.line(f"{', '.join(parts)} = {text}")
+    layout = printer.layout(printer.layout_of(op.low))
+    for name, part in zip(halves, parts, strict=True):
+        printer.writer.line(f"{name} = gl.convert_layout({part}, {layout}, assert_trivial=True)")
+
+
+def _join_columns(printer: FunctionPrinter, op: products.JoinColumnsOp) -> None:
+    rows, columns = tile.shape_of(op.result)
+    text = f"gl.join({printer.tile(op.low)}, {printer.tile(op.high)}).permute((0, 2, 1)).reshape([{rows}, {columns}])"
+    layout = printer.layout(printer.layout_of(op.result))
+    printer.assign(op, f"gl.convert_layout({text}, {layout}, assert_trivial=True)")
 
 
 def _opaque_zero(printer: FunctionPrinter, op: products.OpaqueZeroOp) -> None:
@@ -279,7 +295,8 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     products.DotOperandOp: _dot_operand,
     products.ReducePartialOp: _reduce_partial,
     products.PinOp: _pin,
-    products.ScaleRowsOp: _scale_rows,
+    products.SplitColumnsOp: _split_columns,
+    products.JoinColumnsOp: _join_columns,
     fragments.ToFragmentsOp: _to_fragments,
     fragments.FromFragmentsOp: _from_fragments,
     products.OpaqueZeroOp: _opaque_zero,

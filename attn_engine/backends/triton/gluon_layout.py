@@ -7,6 +7,7 @@ its first user wants. Constants and ranges have none: they are printed at each u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType
@@ -16,6 +17,7 @@ from attn_engine.backends.triton.gluon_types import (
     Blocked,
     Lanes,
     Layout,
+    Mma,
     Own,
     Slice,
     mma_layout,
@@ -27,9 +29,10 @@ from attn_engine.dialects.tile_async_fragments import ToFragmentsOp
 from attn_engine.dialects.tile_async_product import (
     AsyncDotOp,
     DotOperandOp,
+    JoinColumnsOp,
     PinOp,
     ReducePartialOp,
-    ScaleRowsOp,
+    SplitColumnsOp,
     WaitOp,
 )
 from attn_engine.dialects.tile_types import BufferType
@@ -162,8 +165,20 @@ def _same(table: LayoutTable, op: PinOp | tile.ScanOp) -> bool:
     return table.put(op.result, table.known(op.value))
 
 
-def _scale_rows(table: LayoutTable, op: ScaleRowsOp) -> bool:
-    return table.put(op.result, table.known(op.value))
+def _split_columns(table: LayoutTable, op: SplitColumnsOp) -> bool:
+    layout = table.known(op.value)
+    half = _of_columns(layout, tile.shape_of(op.low)[1])
+    news = table.put(op.low, half)
+    return table.put(op.high, half) | news
+
+
+def _join_columns(table: LayoutTable, op: JoinColumnsOp) -> bool:
+    return table.put(op.result, _of_columns(table.known(op.low), tile.shape_of(op.result)[1]))
+
+
+def _of_columns(layout: Layout | None, columns: int) -> Layout | None:
+    """How threads hold more or fewer columns of what one instruction gives."""
+    return replace(layout, n=columns) if isinstance(layout, Mma) else None
 
 
 def _reduce_partial(table: LayoutTable, op: ReducePartialOp) -> bool:
@@ -234,12 +249,6 @@ def _same_input(table: LayoutTable, op: PinOp | tile.ScanOp) -> bool:
     return table.put(op.value, table.known(op.result))
 
 
-def _scale_rows_inputs(table: LayoutTable, op: ScaleRowsOp) -> bool:
-    layout = table.known(op.result)
-    news = table.put(op.value, layout)
-    return news | (layout is not None and table.put(op.factors, Slice(1, layout)))
-
-
 _FORWARD: dict[type[Operation], Callable[..., bool]] = {
     WaitOp: _wait,
     DotOperandOp: _dot_operand,
@@ -247,7 +256,8 @@ _FORWARD: dict[type[Operation], Callable[..., bool]] = {
     tile.ReduceOp: _reduce,
     tile.ScanOp: _same,
     PinOp: _same,
-    ScaleRowsOp: _scale_rows,
+    SplitColumnsOp: _split_columns,
+    JoinColumnsOp: _join_columns,
     ReducePartialOp: _reduce_partial,
     ToFragmentsOp: _fragments,
     scf.ForOp: _loop,
@@ -259,6 +269,5 @@ _BACKWARD: dict[type[Operation], Callable[..., bool]] = {
     AsyncDotOp: _product_inputs,
     DotOperandOp: _operand_input,
     PinOp: _same_input,
-    ScaleRowsOp: _scale_rows_inputs,
     tile.ScanOp: _same_input,
 }

@@ -69,27 +69,6 @@ def pin_wide(value):
     return pinned.to(gl.float32, bitcast=True)
 
 
-def _scale(count):
-    """Of `count` values, pairs of columns of two rows by turns: a warp whose rows all have the factor 1 skips it."""
-    values = " ".join(f"mul.f32 ${n}, ${n}, ${n + 2 * count};" for n in range(count))
-    test = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; setp.neu.or.f32 p, ${2 * count + 2}, 0f3F800000, p;"
-    return f"{{ .reg .pred p, q; {test} vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; {values} DONE: }}"
-
-
-def _scale_registers(count):
-    return ",".join(["=f"] * count + [str(n) for n in range(count)] + ["f"] * count)
-
-
-SCALE_16, SCALE_32 = (gl.constexpr(_scale(count)) for count in (16, 32))
-SCALE_REGISTERS_16, SCALE_REGISTERS_32 = (gl.constexpr(_scale_registers(count)) for count in (16, 32))
-
-
-@gluon.jit
-def scale_rows(value, factors, text: gl.constexpr, registers: gl.constexpr, count: gl.constexpr):
-    wide = gl.broadcast(factors, value)[0]
-    return gl.inline_asm_elementwise(text, registers, [value, wide], dtype=gl.float32, is_pure=False, pack=count)
-
-
 @gluon.jit
 def _add(a, b):
     return a + b

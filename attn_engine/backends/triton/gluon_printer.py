@@ -19,7 +19,7 @@ from attn_engine.errors import UnsupportedOpError
 RESERVED = (
     *("gl", "tl", "gluon", "builtin", "ir", "torch", "tma", "mbarrier", "fence_async_shared", "describe", "layout_of"),
     *("warpgroup_mma", "warpgroup_mma_wait", "copy_in", "copy_out", "reduce_add_out", "processor_count"),
-    *("async_copy", "arrive_apart", "scale_rows"),
+    *("async_copy", "arrive_apart"),
     *(
         "PIN",
         "PIN_WIDE",

@@ -1,0 +1,155 @@
+"""`tile-halve-weights`: the wait for a step's output stands between the weights of one half of its keys and of the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, builtin
+from xdsl.dialects.builtin import TensorType, f32
+from xdsl.ir import Block, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+
+from attn_engine.dialects import tile
+from attn_engine.dialects.tile_async_copy import BarrierArriveOp
+from attn_engine.dialects.tile_async_product import (
+    DotOperandOp,
+    JoinColumnsOp,
+    PinOp,
+    ReducePartialOp,
+    SplitColumnsOp,
+    WaitOp,
+)
+from attn_engine.passes.hopper.edit import After, Before
+from attn_engine.passes.hopper.pin import GROUPS, WIDTH, behind, is_rounding
+from attn_engine.passes.hopper.role_steps import role_steps
+from attn_engine.passes.hopper.steps import roles_of
+
+_ROWS, _BOTH = (0,), (0, 1)
+
+
+@dataclass
+class _Step:
+    """A step that makes weights under the product of the step before: what makes them, sums them up and rounds them."""
+
+    weights: tile.MapOp
+    sums: ReducePartialOp
+    rounds: tile.MapOp
+    pin: PinOp
+    wait: WaitOp
+    """For the output."""
+
+    @classmethod
+    def of(cls, body: Block) -> _Step | None:
+        """None for a step of another form."""
+        pins = [op for op in body.ops if isinstance(op, PinOp)]
+        moves = [op for op in body.ops if isinstance(op, DotOperandOp)]
+        if len(pins) != 1 or len(moves) != 1:
+            return None
+        wait = next((op for op in body.ops if isinstance(op, WaitOp) and pins[0].is_before_in_block(op)), None)
+        rounds = moves[0].value.owner
+        if wait is None or not isinstance(rounds, tile.MapOp) or not is_rounding(rounds):
+            return None
+        weights, rest = rounds.inputs[0].owner, rounds.inputs[0].uses
+        sums = [use.operation for use in rest if use.operation is not rounds]
+        if not isinstance(weights, tile.MapOp) or not _can_be_halved(weights) or not wait.is_before_in_block(rounds):
+            return None
+        if len(sums) != 1 or not isinstance(sums[0], ReducePartialOp) or sums[0].kind.data is not tile.Reduction.SUM:
+            return None
+        return cls(weights, sums[0], rounds, pins[0], wait)
+
+
+def _can_be_halved(op: tile.MapOp) -> bool:
+    """Whether its inputs are scores, or numbers of rows, or of no axis."""
+    axes, columns = tile.axes_of(op.axes), tile.shape_of(op.outputs[0])[1]
+    known = _BOTH in axes and all(a in ((), _ROWS, _BOTH) for a in axes)
+    return known and len(op.outputs) == 1 and columns % (2 * GROUPS * WIDTH) == 0
+
+
+def _halve(step: _Step) -> None:
+    """The first half, a pin on its sums, the wait, the second half, and then what needs the sums of both."""
+    block, sums = step.wait.parent, step.sums
+    assert block is not None
+    step.pin.result.replace_all_uses_with(step.pin.value)
+    Rewriter.erase_op(step.pin)
+    users = behind(list(block.ops), [sums.result])
+    late = [op for op in block.ops if op in users and op.is_before_in_block(step.wait)]
+    scope = Before(step.weights)
+    low, high = _inputs(scope, step.weights)
+    first = scope.add(_like(step.weights, low), "low").outputs[0]
+    known = scope.add(PinOp(scope.add(_sums(sums, first), "sums")), "pinned").result
+    follows = step.wait.next_op
+    after = After(follows if isinstance(follows, BarrierArriveOp) else step.wait)
+    second = after.add(_like(step.weights, high), "high").outputs[0]
+    if sums.result.uses:
+        total = after.add(_add(known, after.add(_sums(sums, second), "sums").result), "sums").outputs[0]
+        sums.result.replace_all_uses_with(total)
+    for op in late:
+        op.detach()
+        after.add(op)
+    halves = [Before(step.rounds).add(_like(step.rounds, [half])).outputs[0] for half in (first, second)]
+    joined = Before(step.rounds).add(JoinColumnsOp(*halves), step.rounds.outputs[0].name_hint or "p").result
+    step.rounds.outputs[0].replace_all_uses_with(joined)
+    for op in (step.rounds, sums, step.weights):
+        Rewriter.erase_op(op)
+
+
+def _inputs(scope: Before, op: tile.MapOp) -> tuple[list[SSAValue], list[SSAValue]]:
+    """What the two halves of a map read."""
+    low, high = list[SSAValue](), list[SSAValue]()
+    for value, axes in zip(op.inputs, tile.axes_of(op.axes), strict=True):
+        halves = scope.add(SplitColumnsOp(value), "low", "high").results if axes == _BOTH else (value, value)
+        low.append(halves[0])
+        high.append(halves[1])
+    return low, high
+
+
+def _like(op: tile.MapOp, inputs: list[SSAValue]) -> tile.MapOp:
+    """The map on half of the columns."""
+    rows, columns = tile.shape_of(op.outputs[0])
+    half = TensorType(tile.element_of(op.outputs[0]), [rows, columns // 2])
+    return tile.MapOp(inputs, tile.axes_of(op.axes), [half], op.body.clone())
+
+
+def _sums(op: ReducePartialOp, value: SSAValue) -> ReducePartialOp:
+    return ReducePartialOp(op.kind, value, op.groups.value.data, op.width.value.data)
+
+
+def _add(a: SSAValue, b: SSAValue) -> tile.MapOp:
+    body = Block(arg_types=[f32, f32])
+    total = arith.AddfOp(body.args[0], body.args[1])
+    body.add_ops([total, tile.MapYieldOp(total)])
+    return tile.MapOp([a, b], [_BOTH, _BOTH], [a.type], body)
+
+
+@dataclass(frozen=True)
+class TileHalveWeightsPass(ModulePass):
+    """Finds the weights of a step in two halves of its keys, and waits for the output of the step before between them.
+
+    The output is there before the last weights are. Behind the wait, its rows are scaled and weights are rounded while
+    the unit for functions finds the weights of the second half: work of different units, which else follows
+    all weights and stands between the products of one step and those of the next.
+
+    ```
+    %p = map(%x); %r = reduce_partial sum %p; %l1 = map(%l, %r); pin %l1; %acc = wait 0; %p16 = round %p
+    ```
+    becomes
+    ```
+    %x0, %x1 = split_columns %x; %p0 = map(%x0); %r0 = reduce_partial sum %p0; pin %r0; %acc = wait 0
+    %p1 = map(%x1); %r1 = reduce_partial sum %p1; %r = %r0 + %r1; %l1 = map(%l, %r)
+    %p16 = join_columns round %p0, round %p1
+    ```
+    """
+
+    name = "tile-halve-weights"
+
+    plan: str = "forward"
+    """The plan whose kernels are changed."""
+
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        for roles in roles_of(op, self.plan):
+            for body in [body for role in roles.bodies for body in role_steps(role.block)]:
+                step = _Step.of(body)
+                if step is not None:
+                    _halve(step)
