@@ -57,7 +57,7 @@ GRID = Variant("programs in the order of the grid", without=("tile-order-program
 _FIRST = "tile-overlap-products{late_reads=true in_flight=2}"
 _LAST = "tile-overlap-products{late_sums=true late_reads=true in_flight=2}"
 _AGAIN = "tile-rotate-steps{wait_again=true}"
-_IN_PLACE = ("tile-pipeline-steps{shared_stages=3}", "tile-defer-sums{in_place=true}")
+_IN_PLACE = ("tile-defer-sums{in_place=true}",)
 _APART = "tile-split-roles{apart_arrivals=true}"
 _OWN = ("tile-defer-sums",)
 FIRST = Variant("sums first", (_FIRST,), _OWN)

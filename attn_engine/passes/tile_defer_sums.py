@@ -21,6 +21,7 @@ from attn_engine.ir.walks import behind, operands_of
 from attn_engine.passes.hopper.edit import After, Before, yield_more
 from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of
 from attn_engine.passes.hopper.steps import roles_of
+from attn_engine.passes.simplify_constants import constant_of
 
 _FAR = 1 << 27
 """A row beyond every tensor: what is added there is added nowhere."""
@@ -237,6 +238,21 @@ def _sums(body: Block) -> list[AsyncDotOp]:
     return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp)]
 
 
+def _may_be_late(role: Block, in_place: bool) -> bool:
+    """Whether an operand stays until the product of a step later has ended: that needs more slots than steps in flight.
+
+    Around the first arithmetic the product ends before the step writes an operand of its own.
+    """
+    for body in role_steps(role) if in_place else ():
+        found = _Sum.of(body)
+        stage = next(op for op in body.ops if isinstance(op, BarrierWaitOp)).index.owner
+        assert isinstance(stage, arith.RemSIOp)
+        steps, slots = constant_of(stage.rhs), constant_of(found.turn.rhs)
+        if not isinstance(steps, int) or not isinstance(slots, int) or slots <= steps:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class TileDeferSumsPass(ModulePass):
     """Multiplies what a step adds to memory in the next step, so that nobody waits for the rows of the other consumers.
@@ -268,5 +284,5 @@ class TileDeferSumsPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer = roles.bodies[0].block
-            if all(len(_sums(body)) == 1 for body in role_steps(consumer)):
+            if all(len(_sums(body)) == 1 for body in role_steps(consumer)) and _may_be_late(consumer, self.in_place):
                 defer(consumer, self.in_place)

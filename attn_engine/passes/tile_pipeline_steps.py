@@ -30,7 +30,7 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
-from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_key
+from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_bytes, ring_key
 from attn_engine.passes.hopper.steps import (
     SHARED_STAGES,
     Shared,
@@ -65,25 +65,25 @@ class _Ring:
 class _Pipeline:
     """One kernel under conversion."""
 
-    def __init__(self, signature: Signature, stages: int | None, shared_stages: int):
+    def __init__(self, signature: Signature, stages: int | None):
         self.signature = signature
         kernel = signature.kernel
         self.block = kernel.body.block
         self.stages = stages or attribute(kernel, "num_stages", AsyncSchedule.stages)
-        self.shared_stages = shared_stages
         self.warps = attribute(kernel, "num_warps", 4)
-        first = self.block.first_op
-        assert first is not None
-        self.top = Before(first)
+        assert self.block.first_op is not None
+        self.top = Before(self.block.first_op)
         self.rings: dict[RingKey, _Ring] = {}
         self.full: dict[RingKey, SSAValue] = {}
         self.owned: dict[SSAValue, SSAValue] = {}
-        """The rings of the blocks that the program owns, by what was loaded."""
+        """The rings of the blocks that the program owns."""
         self.sums: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
         self.leaving: dict[SSAValue, tuple[SSAValue, SSAValue]] = {}
         """Slots through which results leave in every step, and descriptors of where they go."""
         self.passing: list[tuple[SSAValue, SSAValue]] = []
         """The rings through which the operand and the result of each product over shared rows go."""
+        self.turns: list[arith.RemSIOp] = []
+        """The numbers of the slots of such operands."""
 
     def run(self) -> None:
         self._steps(self.block, self.top.value(0))
@@ -92,6 +92,18 @@ class _Pipeline:
         if self.passing or self.leaving:
             self._wait_for_stores()
         self.signature.drop_unused()
+
+    def widen(self, room: int) -> None:
+        """One slot more of what consumers share than steps in flight, if there is room: products on it may then be a step late."""
+        types = [(ring, ring.type) for ring, _ in self.passing if isinstance(ring.type, BufferType)]
+        wide = [(ring, t, BufferType([self.stages + 1, *t.get_shape()[1:]], t.element_type)) for ring, t in types]
+        more = sum(new.byte_size - old.byte_size for _, old, new in wide)
+        if more <= 0 or ring_bytes(self.signature.kernel) + more > room:
+            return
+        for ring, _, type_ in wide:
+            Rewriter.replace_value_with_new_type(ring, type_)
+        for turn in self.turns:
+            turn.operands[1] = Before(turn).value(self.stages + 1)
 
     # --- rings
 
@@ -256,10 +268,11 @@ class _Pipeline:
     def _shared(self, shared: Shared, number: int, count: SSAValue, zero: SSAValue) -> None:
         """The operand goes through a slot, so that every consumer sees all rows of it, and the result through one to memory."""
         if number == len(self.passing):
-            self.passing.append((self._passing(shared.result, self.shared_stages), self._passing(shared.dot.result, 1)))
+            self.passing.append((self._passing(shared.result, SHARED_STAGES), self._passing(shared.dot.result, 1)))
         operands, results = self.passing[number]
         scope = Before(shared.dot)
-        stage = scope.add(arith.RemSIOp(count, scope.value(self.shared_stages)), "turn").result
+        self.turns.append(scope.add(arith.RemSIOp(count, scope.value(SHARED_STAGES)), "turn"))
+        stage = self.turns[-1].result
         slot = scope.add(SlotOp(operands, stage), "shared").result
         scope.add(WriteOp(shared.result, slot))
         scope.add(ProxyFenceOp())
@@ -365,18 +378,17 @@ class TilePipelineStepsPass(ModulePass):
     """Steps whose blocks a ring holds; the kernel's `num_stages` if absent."""
     shared_bytes: int = AsyncSchedule.shared_bytes
     """Shared memory that the rings may take."""
-    shared_stages: int = SHARED_STAGES
-    """Slots of results that consumers share."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
-        found = signatures(op, self.plan)
-        if not found:
+        if not (found := signatures(op, self.plan)):
             raise AsyncUnsupportedError(f"plan @{self.plan} has no kernel that multiplies blocks in a loop")
         for signature in launched(op, self.plan):
             check_kernel(signature)
         for signature in found:
             check_size(signature, AsyncSchedule.consumers, _REGISTERS)
-            _Pipeline(signature, self.stages, self.shared_stages).run()
+            pipeline = _Pipeline(signature, self.stages)
+            pipeline.run()
+            pipeline.widen(self.shared_bytes)
             check_shared(signature.kernel, self.shared_bytes)
             _erase_owned(signature.kernel)
 
