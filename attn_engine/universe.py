@@ -71,6 +71,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-split-channels": _lazy("passes.tile_split_channels", "TileSplitChannelsPass"),  # type: ignore[dict-item]
     "tile-stage-maps": _lazy("passes.tile_stage_maps", "TileStageMapsPass"),  # type: ignore[dict-item]
     "tile-pipeline-steps": _lazy("passes.tile_pipeline_steps", "TilePipelineStepsPass"),  # type: ignore[dict-item]
+    "tile-split-distances": _lazy("passes.tile_split_distances", "TileSplitDistancesPass"),  # type: ignore[dict-item]
     "tile-split-roles": _lazy("passes.tile_split_roles", "TileSplitRolesPass"),  # type: ignore[dict-item]
     "tile-overlap-products": _lazy("passes.tile_overlap_products", "TileOverlapProductsPass"),  # type: ignore[dict-item]
     "tile-start-products": _lazy("passes.tile_start_products", "TileStartProductsPass"),  # type: ignore[dict-item]

@@ -36,6 +36,8 @@ PREPARE = (
     "tile-fold-scales{plan=forward}",
     "tile-join-loops",
     "attn-simplify",
+    "tile-split-distances{plan=forward}",
+    "attn-simplify",
 )
 """Before the schedule: functions of scores as exact as 16-bit kernels need them; tables in blocks; one factor a score;
 two loops for any number of ranges of blocks."""
