@@ -38,6 +38,21 @@ def test_errors_of_half_types_do_not_add_up(rate, weighted):
         assert (error < tolerance * (exactly[0] * x["decay"]).abs().sum(1)).all(), "the gradient of a rate"
 
 
+@pytest.mark.parametrize("rate", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_of_fast_decays_stay_where_they_are(rate, weighted):
+    """The error of a sum over all tokens is that of independent errors: of what passes one chunk's end no other knows."""
+    x = {n: t.detach() for n, t in inputs(1030, batch=1, heads=2, shared=1, key=32, value=32, rate=rate).items()}
+    del x["initial_state"]
+    if not weighted:
+        del x["weight"]
+    x |= {n: x[n].bfloat16().float() for n in "qkv"}
+    right = gradients({n: t.double() for n, t in x.items()}, torch.float64, reference)[0]
+    error = gradients({n: t.clone() for n, t in x.items()}, torch.bfloat16)[0] - right
+    assert error.norm() < 3e-3 * right.norm()
+    assert (error.sum(1).abs() < 0.03 * right.norm(dim=1)).all()
+
+
 def test_a_chunk_divides_the_tokens_between_states():
     kind = Kind(torch.float32, 16, 16, "token")
     with pytest.raises(RecurrenceFormError, match="segments of 256 tokens has no chunk=48 form"):

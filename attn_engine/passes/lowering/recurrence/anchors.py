@@ -37,6 +37,8 @@ class Anchors:
     segment: int
     states: SSAValue
     ends: SSAValue | None
+    crossings: SSAValue | None = None
+    """[splits, B, H, chunks]: what the tokens of a chunk and later ones give each other, as a sweep backwards sees it."""
 
     def every(self, chunk: int) -> int:
         """Chunks of a segment."""

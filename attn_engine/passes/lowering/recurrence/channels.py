@@ -127,7 +127,7 @@ class RowsChunk(Chunk):
         size, zero, prepared = self.size, self.scope.value(0), self.sweep.prepared
         assert prepared is not None
         made = self.view.own_rows(self.scope, prepared.weights, self.t0, size, size, zero, "weights")
-        scale = None if self.walk.scale_results else self._scale()
+        scale = None if self.walk.scale_results else self.scale()
         weight = None if self.walk.reverse else self.weight
         if scale is not None or weight is not None:
 

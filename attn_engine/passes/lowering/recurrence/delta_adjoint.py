@@ -178,7 +178,7 @@ class KeepGradients(Keeping):
 
     def _read(self, t: Terms) -> SSAValue:
         """dO as the state before the chunk sees it."""
-        value = t.mul(t.take(self.v, 0, 1), t.take(self._scale()))
+        value = t.mul(t.take(self.v, 0, 1), t.take(self.scale()))
         return value if self.fade is None else t.mul(value, self._decayed(t, False))
 
     def _gradient_of_written(self, tiles: Tiles, state: SSAValue) -> SSAValue:
@@ -194,7 +194,7 @@ class KeepGradients(Keeping):
         products = tiles.dot(self.q, tiles.turned(self.k), hint="p")
 
         def weights(t: Terms) -> SSAValue:
-            value = t.mul(faded(t, self.fade, t.take(products, 0, 1), turned=True), t.take(self._scale()))
+            value = t.mul(faded(t, self.fade, t.take(products, 0, 1), turned=True), t.take(self.scale()))
             return t.where(t.not_before(t.take(place, 1), t.take(place, 0)), value)
 
         return parted(tiles, self.fade, tiles.map([size, size], weights, self.sweep.element))
@@ -218,5 +218,5 @@ class KeepRowGradients(KeepGradients, RowsChunk):
         prepared, size = self.sweep.prepared, self.size
         assert prepared is not None
         made = self.view.own_rows(self.scope, prepared.weights, self.t0, size, size, self.scope.value(0), "weights")
-        scaled = tiles.map([size, size], lambda t: t.mul(t.take(made, 0, 1), t.take(self._scale())), self.sweep.element)
+        scaled = tiles.map([size, size], lambda t: t.mul(t.take(made, 0, 1), t.take(self.scale())), self.sweep.element)
         return tiles.turned(scaled)

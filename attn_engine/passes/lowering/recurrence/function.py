@@ -154,7 +154,12 @@ class FunctionLowering:
         channels = [sweep.state.splits * sweep.value.tile] if wide else []
         setting.values[op.ends] = setting.temporary([splits, *leading, *channels], f32, "ends")
         setting.splits[op.ends] = splits
-        return Anchors(segment, setting.of(op.meets), setting.values[op.ends])
+        crossings = None
+        if op.rows is not None and isinstance(sweep, Sweep):
+            chunks = slots_of(setting, sizes, sweep.form.chunk)
+            crossings = setting.temporary([splits, sizes.batch, sizes.heads, chunks], f32, "crossings")
+            setting.crossings[op.ends] = crossings, sweep.element
+        return Anchors(segment, setting.of(op.meets), setting.values[op.ends], crossings)
 
     def _form(self, op: Operation) -> Form:
         """The form of all, but for what a schedule says of this op."""

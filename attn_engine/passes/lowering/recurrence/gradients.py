@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of, staged
-from attn_engine.passes.lowering.recurrence.decay import kept_gradient
+from attn_engine.passes.lowering.recurrence.decay import LOG2_E, kept_gradient
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.scope import Scope
@@ -21,6 +21,8 @@ COLUMNS = 32
 ROWS = 64
 WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
+ROUNDED = {"bf16": -10.0, "f16": -13.0, "f32": -30.0}
+"""By the type of states in products: exp2 of this is less of a state than its rounding changes."""
 
 
 class Segments:
@@ -74,20 +76,29 @@ class Segments:
 
 
 class TokenGradients:
-    """One program per segment of a head's tokens."""
+    """One program per segment of a head's tokens.
+
+    A sum over later tokens cancels but for what a token's own decay lets through. What sweeps round differently, the
+    states between chunks, remains in it, and adds up where sums of such gradients over tokens are wanted. So it starts
+    anew at each chunk that forgets all but what half types round off: what passes its end then comes of its own tokens.
+    """
 
     def __init__(
         self, setting: Setting, op: attn.TokenGradientsOp, d_decay: SSAValue | None, d_weight: SSAValue | None
     ):
         self.setting, self.op, self.d_decay, self.d_weight = setting, op, d_decay, d_weight
         self.segments = Segments(setting, op)
-        self.count = self.segments.size
+        found = None if op.ends is None else setting.crossings.get(op.ends)
+        self.crossings, element = (None, f32) if found is None else found
+        self.forgotten = ROUNDED[str(element)] / LOG2_E
+        self.count = self.segments.size if self.crossings is None else setting.form.chunk
 
     def run(self) -> None:
         given = self.op.decay if self.op.decay is not None else self.op.d_weight
         assert given is not None
         sizes = Sizes(self.setting, [given], self.op.bounds)
-        each_chunk(self.setting, sizes, "tokens", 4, [], self._body, chunk=self.count)
+        warps = 4 if self.crossings is None else 1
+        each_chunk(self.setting, sizes, "tokens", warps, [], self._body, chunk=self.segments.size)
 
     def _rows(self, scope: Scope, view: View, value: SSAValue, t0: SSAValue) -> SSAValue:
         """Rows of a sweep, whose splits of the channels are added up here."""
@@ -104,20 +115,51 @@ class TokenGradients:
         return terms.result(total)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
+        op, decays = self.op, self.d_decay is not None and self.op.p is not None
+        after = self.segments.after(scope, view, t0, None, scope.value(0), f32) if decays else scope.real(0.0)
+        if self.crossings is None:
+            self._block(scope, view, t0, after)
+            return
+        blocks = self.segments.size // self.count
+        _, body, c, (later,) = loop(scope, 0, blocks, 1, [after], "c")
+        at = body.minus(blocks - 1, c, "block")
+        t = body.value(body.plus(t0, body.times(at, self.count, "t"), "t"))
+        total = self._block(body, view, t, later)
+        close(body, [total if op.decay is None else self._carried(body, view, t, total)])
+
+    def _block(self, scope: Scope, view: View, t0: SSAValue, after: SSAValue) -> SSAValue:
+        """The gradients of some tokens, given what crosses their end; what crosses their start."""
         op, count = self.op, self.count
         if self.d_weight is not None and op.r is not None:
             self._store(scope, view, self._rows(scope, view, op.r, t0), self.d_weight, t0)
         if self.d_decay is None or op.decay is None or op.p is None or op.n is None:
-            return
+            return after
         p, n = (self._rows(scope, view, x, t0) for x in (op.p, op.n))
         terms = Terms(scope, [count])
         change = terms.result(terms.sub(terms.take(p, 0), terms.take(n, 0)))
         sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        after = self.segments.after(scope, view, t0, None, scope.value(0), f32)
         decay = view.vector(scope, view.take(op.decay), t0, count, "decay")
         terms = Terms(scope, [count])
         gradient = terms.add(terms.take(sums, 0), terms.take(after))
         self._store(scope, view, terms.result(kept_gradient(terms, terms.take(decay, 0), gradient)), self.d_decay, t0)
+        total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
+        return scope.add(arith.AddfOp(total, after), "later").result
+
+    def _carried(self, scope: Scope, view: View, t0: SSAValue, later: SSAValue) -> SSAValue:
+        """What crosses the start of a chunk: `later`, or what the chunk before says if it forgets all that is older."""
+        op, count = self.op, self.count
+        assert op.decay is not None and op.ends is not None and self.crossings is not None
+        before = scope.value(scope.larger(scope.minus(t0, count, "before"), view.begin, "before"))
+        place = scope.value(scope.larger(scope.smaller(before, scope.minus(view.end, 1), "place"), view.begin, "place"))
+        decay = view.vector(scope, view.take(op.decay), before, count, "decay")
+        kept = scope.add(tile.ReduceOp(tile.Reduction.SUM, decay, 0), "kept").result
+        forgotten = scope.add(arith.CmpfOp(kept, scope.real(self.forgotten), "ole"), "forgotten").result
+        own = scope.real(0.0)
+        for split in range(self.setting.splits[op.ends]):
+            index = [scope.value(split), view.b, view.h, slot_of(view, scope, place, count)]
+            part = scope.add(tile.LoadOp(view.kernel.take(self.crossings), index, [], f32), "crossing").result
+            own = scope.add(arith.AddfOp(own, part), "crossing").result
+        return scope.add(arith.SelectOp(forgotten, own, later), "later").result
 
     def _store(self, scope: Scope, view: View, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
         where = [view.b, view.h, t0]

@@ -81,6 +81,10 @@ class Setting:
     """What sweeps read per token, by log decay and weight."""
     splits: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     """By rows of a sweep: how many parts of the channels they are the sums of."""
+    crossings: dict[SSAValue, tuple[SSAValue, Attribute]] = field(
+        default_factory=dict[SSAValue, tuple[SSAValue, Attribute]]
+    )
+    """By what a sweep met: what crosses the end of each chunk (see `Anchors`), and the type of its products."""
     descriptors: dict[tuple[SSAValue, int, int], SSAValue] = field(
         default_factory=dict[tuple[SSAValue, int, int], SSAValue]
     )

@@ -26,6 +26,7 @@ from attn_engine.passes.lowering.recurrence.anchors import Anchors, Visitor
 from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
+from attn_engine.passes.lowering.recurrence.dots import Dots
 from attn_engine.passes.lowering.recurrence.fade import Fade
 from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, State, View, channels_of, padded
@@ -220,6 +221,8 @@ class Chunk:
         sweep, scope = self.sweep, self.scope
         rows = sweep.rows_read
         self.total: SSAValue | None = None
+        dot = self.walk.dot
+        self.dots = None if dot is None or self.outputs is None else Dots(self, dot, self._values())
         self._operands()
         self._fades()
         self.weight = None if rows.weight is None else self.view.own_vector(scope, rows.weight, self.t0, self.size, "w")
@@ -290,6 +293,8 @@ class Chunk:
         for factor in factors:
             o = terms.mul(terms.take(o, 0, 1), factor) if factor is factors[0] else terms.mul(o, factor)
         o = terms.result(o) if factors else o
+        if self.dots is not None and walk.anchors is not None and walk.anchors.crossings is not None:
+            self.dots.crossing(o, walk.anchors.crossings)
         o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
         return self._scaled(o)
 
@@ -297,7 +302,7 @@ class Chunk:
         if not self.walk.scale_results:
             return o
         terms = Terms(self.scope, self._values())
-        return terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self._scale())))
+        return terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self.scale())))
 
     def _from_state(self, terms: Terms) -> SSAValue:
         """How much of the state before the chunk a token sees."""
@@ -321,19 +326,19 @@ class Chunk:
         if walk.weighs and self.weight is not None:
             p = terms.mul(p, terms.take(self.weight, query if walk.reverse else key))
         if not walk.scale_results:
-            p = terms.mul(p, terms.take(self._scale()))
+            p = terms.mul(p, terms.take(self.scale()))
         seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
         weights = terms.result(terms.where(seen, p), self.sweep.element)
         return weights if self.fade is None else self.fade.parted(scope, weights)
 
-    def _scale(self) -> SSAValue:
+    def scale(self) -> SSAValue:
         return self.view.kernel.take(self.sweep.setting.of(self.walk.scale))
 
     def _store(self, walk: Walk, o: SSAValue) -> None:
         sweep, scope, view = self.sweep, self.scope, self.view
         values = self._values()
-        if sweep.rows is not None and walk.dot is not None:
-            self._sum_rows(o, walk.dot, sweep.rows)
+        if sweep.rows is not None and self.dots is not None:
+            self.dots.rows(o, sweep.rows)
         terms = Terms(scope, values)
         result = terms.take(o, 0, 1)
         if not walk.weighs and self.weight is not None:
@@ -342,17 +347,6 @@ class Chunk:
         if self.turned:
             stored = self._transposed(stored, "stored")
         view.store_rows(scope, stored, walk.o, self.t0, sweep.value, sweep.v0)
-
-    def _sum_rows(self, o: SSAValue, dot: SSAValue, rows: SSAValue) -> None:
-        sweep, scope, view, values = self.sweep, self.scope, self.view, self._values()
-        e = view.rows(scope, dot, self.t0, self.size, sweep.value, sweep.v0)
-        if self.turned:
-            e = self._transposed(e, "et")
-        terms = Terms(scope, values)
-        product = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(e, 0, 1)))
-        sums = scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1 - self.tokens), "rows").result
-        where = [sweep.split, view.b, view.h, self.t0]
-        scope.add(tile.StoreOp(sums, view.kernel.take(rows), where, [3], {0: view.end}))
 
     def _next(self, state: SSAValue) -> SSAValue:
         """The state after the chunk."""
@@ -380,7 +374,7 @@ class Chunk:
         if not walk.reverse and self.weight is not None:
             factors.append(terms.take(self.weight, self.tokens))
         if not walk.scale_results:
-            factors.append(terms.take(self._scale()))
+            factors.append(terms.take(self.scale()))
         if not factors:
             return v
         factor = factors[0]
