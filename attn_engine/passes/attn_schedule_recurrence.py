@@ -20,7 +20,9 @@ STATE = 64 * THREADS
 """Numbers of a state per program: 64 registers of each thread leave enough for the products."""
 COLUMNS = 128
 LARGEST_KEY = 256
-"""Key channels whose queries the registers of four warps hold."""
+"""Key channels whose queries the registers of four warps hold; eight do the rest."""
+WIDE = 4
+"""Times as many numbers of a state do eight warps hold, 128 registers of each thread: narrower tiles cost more."""
 WARPGROUP_ROWS = 64
 """Rows of a product of four warps: of a state with as many value channels each thread holds one part as left operand."""
 RESERVED = 1024
@@ -96,7 +98,9 @@ class Work:
     def block(self) -> int:
         """A sweep whose rows decay has no weights to make: its state may take more registers."""
         numbers = 2 * STATE if self.kind is Kind.ROWS and not self.weighted else STATE
-        numbers = numbers * (1 if self.key <= LARGEST_KEY else 2) * 2 // self.size
+        if self.key > LARGEST_KEY:
+            numbers *= WIDE if self.kind is Kind.SCALAR and self.size == 2 else 2
+        numbers = numbers * 2 // self.size
         return max(16, min(COLUMNS, self.value, numbers // self.key))
 
     def bytes(self, chunk: int, stages: int) -> int:
@@ -143,6 +147,7 @@ def choose(
     stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
     columns = work.block()
     turned = blocks and work.kind is Kind.SCALAR and columns == WARPGROUP_ROWS and not work.summed
+    turned = turned and work.key <= LARGEST_KEY
     programs = heads * ceil(work.value / columns)
     resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)

@@ -43,7 +43,10 @@ def test_states_fit_registers_and_tiles_shared_memory():
     wide = replace(WORK, key=256, value=256)
     assert form(wide).value_block == 32
     assert not form(wide).turned
-    assert (form(replace(WORK, key=512)).value_block, form(replace(WORK, key=512)).num_warps) == (32, 8)
+    wider = form(replace(WORK, key=512), careful=True)
+    assert (wider.value_block, wider.num_warps, wider.num_stages) == (64, 8, 1)
+    assert not wider.turned and not wider.careful
+    assert form(replace(WORK, key=512, size=4)).value_block == 16
     assert form(replace(wide, size=4)).num_stages == 1
     assert form(arch=get_arch("sm_86")).num_stages == 1
 
@@ -52,7 +55,7 @@ def test_care_where_an_assembler_needs_it():
     delta = replace(WORK, key=256, value=256, kind=Kind.DELTA)
     assert form(delta, careful=True).careful
     assert form(replace(delta, kind=Kind.DELTA_ROWS), careful=True).careful
-    assert form(replace(WORK, key=512), careful=True).careful
+    assert form(replace(WORK, key=512, size=4), careful=True).careful
     assert not form(delta).careful
     assert not form(replace(delta, kind=Kind.SCALAR), careful=True).careful
 
