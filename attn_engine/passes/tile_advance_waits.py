@@ -1,4 +1,4 @@
-"""`tile-halve-weights`: the wait for a step's output stands between the weights of one half of its keys and of the other."""
+"""`tile-advance-waits`: the output of the step before is waited for in front of the last weights, not behind them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin
 from xdsl.dialects.builtin import TensorType, f32
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
@@ -53,7 +53,7 @@ class _Step:
             return None
         weights, rest = rounds.inputs[0].owner, rounds.inputs[0].uses
         sums = [use.operation for use in rest if use.operation is not rounds]
-        if not isinstance(weights, tile.MapOp) or not _can_be_halved(weights) or not wait.is_before_in_block(rounds):
+        if not isinstance(weights, tile.MapOp) or not wait.is_before_in_block(rounds):
             return None
         if len(sums) != 1 or not isinstance(sums[0], ReducePartialOp) or sums[0].kind.data is not tile.Reduction.SUM:
             return None
@@ -67,20 +67,52 @@ def _can_be_halved(op: tile.MapOp) -> bool:
     return known and len(op.outputs) == 1 and columns % (2 * GROUPS * WIDTH) == 0
 
 
+def _row_number(step: _Step) -> SSAValue | None:
+    """A number of each row that the scores of the step decide, and that its weights read: a greatest score, say."""
+    body = step.wait.parent
+    assert body is not None
+    scores = next(op for op in body.ops if isinstance(op, WaitOp))
+    found = behind(list(body.ops), list(scores.values))
+    rows = zip(step.weights.inputs, tile.axes_of(step.weights.axes), strict=True)
+    known = [v for v, axes in rows if axes == _ROWS and v.owner in found and tile.element_of(v) == f32]
+    return known[-1] if known else None
+
+
+def _unpin(step: _Step) -> None:
+    step.pin.result.replace_all_uses_with(step.pin.value)
+    Rewriter.erase_op(step.pin)
+
+
+def _wait_early(step: _Step, number: SSAValue) -> None:
+    """In front of all weights, behind a pin on what they read."""
+    _unpin(step)
+    scope = Before(step.weights)
+    pinned = scope.add(PinOp(number), "pinned").result
+    step.weights.operands = [pinned if v is number else v for v in step.weights.inputs]
+    for op in _wait_and_release(step.wait):
+        op.detach()
+        scope.add(op)
+    if not step.sums.result.uses:
+        Rewriter.erase_op(step.sums)
+
+
+def _wait_and_release(wait: WaitOp) -> list[Operation]:
+    follows = wait.next_op
+    return [wait, *([follows] if isinstance(follows, BarrierArriveOp) else [])]
+
+
 def _halve(step: _Step) -> None:
     """The first half, a pin on its sums, the wait, the second half, and then what needs the sums of both."""
     block, sums = step.wait.parent, step.sums
     assert block is not None
-    step.pin.result.replace_all_uses_with(step.pin.value)
-    Rewriter.erase_op(step.pin)
+    _unpin(step)
     users = behind(list(block.ops), [sums.result])
     late = [op for op in block.ops if op in users and op.is_before_in_block(step.wait)]
     scope = Before(step.weights)
     low, high = _inputs(scope, step.weights)
     first = scope.add(_like(step.weights, low), "low").outputs[0]
     known = scope.add(PinOp(scope.add(_sums(sums, first), "sums")), "pinned").result
-    follows = step.wait.next_op
-    after = After(follows if isinstance(follows, BarrierArriveOp) else step.wait)
+    after = After(_wait_and_release(step.wait)[-1])
     second = after.add(_like(step.weights, high), "high").outputs[0]
     if sums.result.uses:
         total = after.add(_add(known, after.add(_sums(sums, second), "sums").result), "sums").outputs[0]
@@ -124,32 +156,43 @@ def _add(a: SSAValue, b: SSAValue) -> tile.MapOp:
 
 
 @dataclass(frozen=True)
-class TileHalveWeightsPass(ModulePass):
-    """Finds the weights of a step in two halves of its keys, and waits for the output of the step before between them.
+class TileAdvanceWaitsPass(ModulePass):
+    """Waits for the output of the step before in front of the weights of a step, or of those of half of its keys.
 
     The output is there before the last weights are. Behind the wait, its rows are scaled and weights are rounded while
-    the unit for functions finds the weights of the second half: work of different units, which else follows
-    all weights and stands between the products of one step and those of the next.
+    the unit for functions still finds weights: work of different units, which else would follow all weights and
+    stand between the products of one step and those of the next. Where weights read a number of their row
+    which the scores decide (the greatest one), the wait stands behind it; else weights are found in two halves.
 
     ```
-    %p = map(%x); %r = reduce_partial sum %p; %l1 = map(%l, %r); pin %l1; %acc = wait 0; %p16 = round %p
+    %m = ...; %p = map(%x, %m); %r = reduce_partial sum %p; %l1 = map(%l, %r); pin %l1; %acc = wait 0; round %p
     ```
     becomes
     ```
+    %m = ...; %n = pin %m; %acc = wait 0; %p = map(%x, %n); %r = reduce_partial sum %p; %l1 = map(%l, %r); round %p
+    ```
+    or, without such a number,
+    ```
     %x0, %x1 = split_columns %x; %p0 = map(%x0); %r0 = reduce_partial sum %p0; pin %r0; %acc = wait 0
-    %p1 = map(%x1); %r1 = reduce_partial sum %p1; %r = %r0 + %r1; %l1 = map(%l, %r)
-    %p16 = join_columns round %p0, round %p1
+    %p1 = map(%x1); join_columns round %p0, round %p1
     ```
     """
 
-    name = "tile-halve-weights"
+    name = "tile-advance-waits"
 
     plan: str = "forward"
     """The plan whose kernels are changed."""
+    halves: bool = False
+    """Whether weights are found in two halves in any case."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             for body in [body for role in roles.bodies for body in role_steps(role.block)]:
                 step = _Step.of(body)
-                if step is not None:
+                if step is None:
+                    continue
+                number = None if self.halves else _row_number(step)
+                if number is not None:
+                    _wait_early(step, number)
+                elif _can_be_halved(step.weights):
                     _halve(step)
