@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.passes.simplify_constants import constant, constant_of, is_constant
@@ -72,6 +73,18 @@ def _divide(op: Operation) -> Change:
 
 def _remainder(op: Operation) -> Change:
     return [constant(0, op.results[0].type)] if constant_of(op.operands[1]) in (1, -1) else None
+
+
+def _shifted(kind: type[Operation]) -> Rule:
+    """x << c as x * 2^c and x >> c as floor(x / 2^c), which the analysis of masks looks through."""
+
+    def rule(op: Operation) -> Change:
+        x, number = op.operands[0], constant_of(op.operands[1])
+        if not isinstance(x.type, IntegerType) or number is None or not 0 <= number < x.type.width.data - 1:
+            return None
+        return [factor := constant(1 << int(number), x.type), kind(x, factor)]  # type: ignore[call-arg]
+
+    return rule
 
 
 def _extremum_of_integers(op: Operation) -> Change:
@@ -194,6 +207,8 @@ INTEGER_RULES: dict[type[Operation], Rule] = {
     arith.FloorDivSIOp: _divide,
     arith.CeilDivSIOp: _divide,
     arith.RemSIOp: _remainder,
+    arith.ShLIOp: _shifted(arith.MuliOp),
+    arith.ShRSIOp: _shifted(arith.FloorDivSIOp),
     arith.MaxSIOp: _extremum_of_integers,
     arith.MinSIOp: _extremum_of_integers,
     arith.CmpiOp: _cmpi,
