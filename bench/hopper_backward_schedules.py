@@ -46,36 +46,41 @@ class Variant:
     dkdv: tuple[int, int, int, int] | None = None
     dq: tuple[int, int, int, int] | None = None
 
+    more: tuple[str, ...] = ()
+    """Passes in front of `tile-fragment-sums`."""
+
     def pipeline(self) -> tuple[str, ...]:
         options = {spec.partition("{")[0]: spec for spec in self.passes}
-        names = [(p, p.partition("{")[0]) for p in get_backend("gluon").gradients]
-        return tuple(options.get(name, spec) for spec, name in names if name not in self.without)
+        found: list[str] = []
+        for spec in get_backend("gluon").gradients:
+            name = spec.partition("{")[0]
+            found += self.more if name == "tile-fragment-sums" else ()
+            found += [options.get(name, spec)] if name not in self.without else []
+        return tuple(found)
 
 
 DEFAULT = Variant("as by default")
 GRID = Variant("programs in the order of the grid", without=("tile-order-programs",))
-_FIRST = "tile-overlap-products{late_reads=true in_flight=2}"
-_LAST = "tile-overlap-products{late_sums=true late_reads=true in_flight=2}"
-_AGAIN = "tile-rotate-steps{wait_again=true}"
-_IN_PLACE = ("tile-defer-sums{in_place=true}",)
-_APART = "tile-split-roles{apart_arrivals=true}"
-_OWN = ("tile-defer-sums",)
-FIRST = Variant("sums first", (_FIRST,), _OWN)
-FIRST_AGAIN = Variant("sums first, a wait behind dp", (_FIRST, _AGAIN), _OWN)
-PLACE = Variant("dq a step later", (_FIRST, *_IN_PLACE))
-PLACE_AGAIN = Variant("dq a step later, a wait behind dp", (_FIRST, _AGAIN, *_IN_PLACE))
-PLACE_APART = Variant("the same, slots released by threads", (_FIRST, _AGAIN, *_IN_PLACE, _APART))
-PLACE_LAST = Variant("dq a step later and first", (_LAST, _AGAIN, *_IN_PLACE))
-LONG = Variant("128 queries a step, sums first", (_FIRST,), _OWN, dkdv=(128, 128, 8, 2))
-LONG_AGAIN = replace(LONG, name="128 queries a step, a wait behind dp", passes=(_FIRST, _AGAIN))
-LONG_PLACE = replace(PLACE_AGAIN, name="128 queries a step, dq a step later, a wait behind dp", dkdv=(128, 128, 8, 2))
-_READS = "tile-overlap-products{late_reads=true}"
-ZERO = Variant("sums from zero", (_READS,), ("tile-start-products",))
-ZERO_AGAIN = Variant("sums from zero, a wait behind dp", (_READS, _AGAIN), ("tile-start-products",))
-AGAIN = Variant("a wait behind dp", (_READS, _AGAIN))
-LONG_STEADY = Variant(
-    "128 queries a step", (_READS, "tile-rotate-steps{in_flight=2 wait_again=true}"), dkdv=(128, 128, 8, 2)
+_LATER = ("tile-defer-sums",)
+SHORT, LONG = (64, 128, 8, 2), (128, 128, 8, 2)
+AROUND = Variant(
+    "dq around the exponentials of the next step",
+    ("tile-overlap-products{late_reads=false in_flight=0}",),
+    dkdv=SHORT,
+    more=("tile-defer-sums{in_place=false}",),
 )
+LATER = Variant("dq a step later", more=_LATER)
+MIDDLE = Variant(
+    "dq a step later under dk, scores behind it",
+    ("tile-overlap-products{late_sums=true in_flight=0}", "tile-rotate-steps{last=true}"),
+    more=_LATER,
+)
+OWN_MIDDLE = replace(MIDDLE, name="dq in front of dk, scores behind it", more=())
+APART = Variant("slots released by threads", ("tile-split-roles{apart_arrivals=true}",))
+MIDDLE_APART = replace(MIDDLE, name=f"{MIDDLE.name}, by threads", passes=(*MIDDLE.passes, *APART.passes))
+SHORTER = Variant("64 queries a step", dkdv=SHORT)
+ZERO = Variant("sums from zero", without=("tile-start-products",))
+LONG_STEADY = Variant("128 queries a step", ("tile-rotate-steps{in_flight=2}",), dkdv=LONG)
 
 
 @dataclass(frozen=True)
@@ -93,17 +98,16 @@ class Row:
 _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 
 
-_MAIN = (DEFAULT, FIRST, FIRST_AGAIN, PLACE, PLACE_AGAIN, PLACE_APART, PLACE_LAST)
-_STEADY = (DEFAULT, ZERO, ZERO_AGAIN, AGAIN)
+_MAIN = (DEFAULT, AROUND, LATER, MIDDLE, OWN_MIDDLE, APART, MIDDLE_APART)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), _MAIN),
     Row("full", _FULL, Shape(visible=1.0), _MAIN),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, FIRST_AGAIN, PLACE_AGAIN, PLACE_LAST)),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, PLACE_AGAIN, LONG, LONG_AGAIN, LONG_PLACE)),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, PLACE_AGAIN, GRID), kv_heads=8),
-    Row("causal", _CAUSAL, Shape(), _STEADY, deterministic=True),
-    Row("full", _FULL, Shape(visible=1.0), _STEADY, deterministic=True),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO_AGAIN, LONG_STEADY), deterministic=True),
+    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, AROUND, MIDDLE)),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, AROUND, SHORTER, MIDDLE, OWN_MIDDLE)),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, MIDDLE, GRID), kv_heads=8),
+    Row("causal", _CAUSAL, Shape(), (DEFAULT, ZERO), deterministic=True),
+    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, ZERO), deterministic=True),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO, LONG_STEADY), deterministic=True),
 )
 
 

@@ -137,14 +137,29 @@ class AsyncSchedule:
             return None
         if self.apart(heads):
             return None if fused else self._wide_gradients(heads, kind)
-        step, warps = self.gradient_block, _WARPS * self.consumers
+        step, warps = self._fused_step(heads) if fused else self.gradient_block, _WARPS * self.consumers
         if kind is Kind.DQ:
             size = self.block_m * step * leaving if heads.gathered else 0
             return KernelSchedule(self.block_m, step, warps, min(self.dq_stages, self._steps_held(heads, step, size)))
-        # Two operands of dq, of which consumers may be a step apart, and a result.
-        passing = step * (2 * self.block_m * _HALF_BYTES + padded(heads.qk) * F32_BYTES) if fused else 0
+        passing = self._passing(heads, step) if fused else 0
         most = self.fused_stages if fused else self.dkdv_stages
         return KernelSchedule(step, self.block_m, warps, min(most, self._steps_held(heads, step, passing)))
+
+    def _passing(self, heads: Heads, step: int) -> int:
+        """Two operands of dq, of which consumers may be a step apart, and a result."""
+        return step * (2 * self.block_m * _HALF_BYTES + padded(heads.qk) * F32_BYTES)
+
+    def _fused_step(self, heads: Heads) -> int:
+        """Queries of a step that also finds dq: as many as consumers have keys, if registers and shared memory hold them.
+
+        Barriers and the products' smallest widths cost less then: on an H200 64 channels were 10 % faster so.
+        """
+        whole = AsyncSchedule.gradient_block
+        results = (2 * self.block_m + padded(heads.qk) + padded(heads.v)) * WARPGROUP_ROWS // WARPGROUP_THREADS
+        held = self._steps_held(heads, self.block_m, self._passing(heads, self.block_m))
+        if results + self.other_registers <= self.consumer_registers and held >= self.fused_stages:
+            whole = self.block_m
+        return whole * self.gradient_block // AsyncSchedule.gradient_block
 
     @staticmethod
     def apart(heads: Heads) -> bool:

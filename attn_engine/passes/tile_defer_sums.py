@@ -19,7 +19,7 @@ from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotO
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.walks import behind, operands_of
 from attn_engine.passes.hopper.edit import After, Before, yield_more
-from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of
+from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of, sums
 from attn_engine.passes.hopper.steps import roles_of
 from attn_engine.passes.simplify_constants import constant_of
 
@@ -171,13 +171,25 @@ def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue], in_pla
 
 def _swap(found: _Sum, given: dict[int, SSAValue]) -> None:
     """The sum of the step before stands where that of this step stood."""
-    pending = found.start(Before(found.product), found.turn.lhs)
+    write = next(op for op in found.body.ops if isinstance(op, WriteOp) and _is_shared(op, found))
+    later = [op for op in sums(found.body) if found.product.is_before_in_block(op)]
+    pending = found.start(Before(write), found.turn.lhs)
+    for op in chain(found.body, later):
+        if write.is_before_in_block(op):
+            op.detach()
+            found.body.insert_op_before(op, write)
     number = list(found.wait.pending).index(found.product.result)
     found.wait.operands[number] = pending
     coordinates = [given.get(place, c) for place, c in enumerate(found.add.coordinates)]
     Rewriter.replace_op(found.add, AsyncReduceAddOp(found.add.source, found.add.descriptor, coordinates))
     for op in (found.product, found.full):
         _erase(op)
+
+
+def _is_shared(write: WriteOp, found: _Sum) -> bool:
+    """Whether an op writes the operand of a sum."""
+    own, slot = slot_of(write.target), slot_of(found.product.a)
+    return own is not None and slot is not None and own.ring is slot.ring
 
 
 def _delay(body: Block, anchor: DotOperandOp, started: SSAValue) -> None:
@@ -204,7 +216,7 @@ def _stages(dots: Sequence[AsyncDotOp]) -> list[SlotOp]:
     return [o for o in owners if isinstance(o, SlotOp)]
 
 
-def defer(role: Block, in_place: bool = False) -> None:
+def defer(role: Block, in_place: bool) -> None:
     """Changes a consumer role each of whose steps adds one product to memory."""
     bodies = role_steps(role)
     places = _places(role, bodies)
@@ -278,7 +290,7 @@ class TileDeferSumsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
-    in_place: bool = False
+    in_place: bool = True
     """Whether the product starts, and is added, where that of the step itself was, not around the first arithmetic."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:

@@ -193,9 +193,9 @@ class TileOverlapProductsPass(ModulePass):
     """The plan whose kernels are changed."""
     late_sums: bool = False
     """Whether a product that is added to what steps before have left starts behind those whose results the step needs."""
-    late_reads: bool = False
+    late_reads: bool = True
     """Whether vectors are read under the last product in front of the arithmetic with them, not under the first of all."""
-    in_flight: int = 0
+    in_flight: int = 2
     """At most so many products of a consumer at the same time, as each holds its operands' registers; 0 for any number."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:

@@ -28,7 +28,7 @@ from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, Op
 from attn_engine.dialects.tile_async_view import RingOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.ir.async_schedule import WARPGROUP_ROWS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
 from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_bytes, ring_key
 from attn_engine.passes.hopper.steps import (
@@ -79,7 +79,7 @@ class _Pipeline:
         """The rings of the blocks that the program owns."""
         self.sums: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
         self.leaving: dict[SSAValue, tuple[SSAValue, SSAValue]] = {}
-        """Slots through which results leave in every step, and descriptors of where they go."""
+        """Slots through which results leave in every step, and where they go."""
         self.passing: list[tuple[SSAValue, SSAValue]] = []
         """The rings through which the operand and the result of each product over shared rows go."""
         self.turns: list[arith.RemSIOp] = []
@@ -301,9 +301,10 @@ class _Pipeline:
         return self.top.add(RingOp(type_), f"{value.name_hint or 'x'}_passed").result
 
     def _beside(self, dot: tile.DotOp) -> MmaLayoutAttr:
-        """Warpgroups beside each other along the columns."""
-        groups = self.warps // _WARPS
-        return MmaLayoutAttr(_WARPS, groups, min(tile.shape_of(dot.result)[1] // groups, _LARGEST_N))
+        """Warpgroups below each other, if there are rows for all of them, or beside each other along the columns."""
+        rows, columns = tile.shape_of(dot.result)
+        high = self.warps if rows == WARPGROUP_ROWS * self.warps // _WARPS else _WARPS
+        return MmaLayoutAttr(high, self.warps // high, min(columns * high // self.warps, _LARGEST_N))
 
     def _sums(self, shared: Shared) -> SSAValue:
         """The descriptor of the sums in memory."""

@@ -80,6 +80,8 @@ def _step(body: Block, carried: Sequence[SSAValue], how: TileRotateStepsPass) ->
     behind = [op for op in body.ops if isinstance(op, WaitOp) and last.is_before_in_block(op)]
     if not behind:
         raise AsyncUnsupportedError("its steps end without a product")
+    if how.last:
+        behind = behind[-1:]
     if how.in_flight:
         behind[0] = _wait_for_some(behind[0], how.in_flight - 1)
     scope = Before(behind[0])
@@ -169,6 +171,8 @@ class TileRotateStepsPass(ModulePass):
     """The plan whose kernels are changed."""
     in_flight: int = 0
     """At most so many products of a consumer at the same time; 0 for any number."""
+    last: bool = False
+    """Whether the first product of the next step starts in front of the last wait of a step only, behind what others leave to do."""
     wait_again: bool = False
     """Whether the slot of the first product is waited for once more behind the start of the second one: arithmetic stays behind a wait,
     where an assembler would move it in between the instructions of that product."""

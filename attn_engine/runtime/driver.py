@@ -247,7 +247,10 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
     def without(reason: str = "") -> Part:
         return ordered()
 
-    return _gradients(function, gradients, request, backend, without, fused=True)
+    def shorter(reason: str = "") -> Part:
+        return _gradients(function, gradients, request, backend, without, fused=True, steps=2)
+
+    return _gradients(function, gradients, request, backend, shorter, fused=True)
 
 
 def _adds(function: func.FuncOp, request: Request, backend: Backend) -> bool:

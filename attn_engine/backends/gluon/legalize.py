@@ -55,7 +55,6 @@ GRADIENTS = (
     "tile-overlap-products",
     "tile-rotate-steps",
     "tile-defer-product",
-    "tile-defer-sums",
     "tile-fragment-sums",
     "tile-sink-waits",
 )

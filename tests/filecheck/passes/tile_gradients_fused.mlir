@@ -2,7 +2,8 @@
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-fold-scales,tile-start-products,tile-hoist-factors | filecheck %s --check-prefix HOIST
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-pipeline-steps | filecheck %s --check-prefix RING
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-pipeline-steps,tile-split-roles | filecheck %s --check-prefix ROLES
-// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-overlap-products,tile-rotate-steps,tile-defer-sums | filecheck %s
+// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,'tile-overlap-products{late_reads=false in_flight=0}',tile-rotate-steps,'tile-defer-sums{in_place=false}' | filecheck %s
+// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-overlap-products,tile-rotate-steps | filecheck %s --check-prefix OWN
 
 // The product of values and gradients starts from the vector that is added to it; the arithmetic does not read that.
 
@@ -80,3 +81,26 @@
 // CHECK: tile.async_dot
 // CHECK: tile.async_reduce_add
 // CHECK: role count 1
+
+// In its own step it starts behind dk, once dv has ended, and is added under the next step's scores.
+
+// OWN-LABEL: tile.kernel @backward_dkdv
+// OWN: scf.for
+// OWN: scf.for
+// OWN: tile.barrier_wait %d_o_full
+// OWN: tile.async_dot %v_tile
+// OWN: math.exp2
+// OWN: [[DV:%.*]] = tile.async_dot {{.*}}, %d_o_tile, %dv
+// OWN: tile.wait 1, %pending
+// OWN: [[DK:%.*]] = tile.async_dot {{.*}}, %q_tile
+// OWN: tile.barrier_arrive %written
+// OWN-NEXT: tile.barrier_wait %written
+// OWN: tile.wait 1, [[DV]]
+// OWN: [[DQ:%.*]] = tile.async_dot %shared_turned
+// OWN: tile.barrier_wait %q_full
+// OWN: tile.async_dot %k_tile
+// OWN: tile.wait 1, [[DK]], [[DQ]]
+// OWN: tile.barrier_arrive %free
+// OWN: tile.async_reduce_add
+// OWN: tile.wait 0
+// OWN: scf.yield
