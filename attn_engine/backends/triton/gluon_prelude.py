@@ -38,11 +38,11 @@ def arrive_apart(barrier):
 
 
 # A test that is true of one denormal number only, on values that depend on all exponentials, in front of the wait for
-# a product: a control dependence, which ptxas does not move, where it would move the wait above the exponentials.
-# Sums of weights may be negative: a warp must not get there with a mask that leaves its own threads out.
+# a product: a thread for which it is true sleeps for a moment, and ptxas moves no wait across that, where it would move
+# it above the exponentials.
 PIN = gl.constexpr(
-    "{ .reg .pred p, q; .reg .b32 m; setp.eq.b32 p, $2, 0x80000001; setp.eq.or.b32 q, $3, 0x80000001, p;"
-    " selp.b32 m, 1, 0xffffffff, q; bar.warp.sync m; mov.b32 $0, $2; mov.b32 $1, $3; }"
+    "{ .reg .pred p, q; setp.eq.b32 p, $2, 0x80000001; setp.eq.or.b32 q, $3, 0x80000001, p; @q nanosleep.u32 1;"
+    " mov.b32 $0, $2; mov.b32 $1, $3; }"
 )
 
 
