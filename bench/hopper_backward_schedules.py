@@ -69,15 +69,20 @@ AROUND = Variant(
     dkdv=SHORT,
     more=("tile-defer-sums{in_place=false}",),
 )
-LATER = Variant("dq a step later", more=_LATER)
 MIDDLE = Variant(
     "dq a step later under dk, scores behind it",
     ("tile-overlap-products{late_sums=true in_flight=0}", "tile-rotate-steps{last=true}"),
     more=_LATER,
 )
+SCORES = Variant(
+    "scores in their own step, dq in front of dk",
+    ("tile-overlap-products{late_sums=true}",),
+    ("tile-start-products", "tile-rotate-steps"),
+)
+SCORES_FIRST = Variant("scores in their own step", (), ("tile-start-products", "tile-rotate-steps"))
 OWN_MIDDLE = replace(MIDDLE, name="dq in front of dk, scores behind it", more=())
 APART = Variant("slots released by threads", ("tile-split-roles{apart_arrivals=true}",))
-MIDDLE_APART = replace(MIDDLE, name=f"{MIDDLE.name}, by threads", passes=(*MIDDLE.passes, *APART.passes))
+SCORES_APART = replace(SCORES, name=f"{SCORES.name}, by threads", passes=(*SCORES.passes, *APART.passes))
 SHORTER = Variant("64 queries a step", dkdv=SHORT)
 ZERO = Variant("sums from zero", without=("tile-start-products",))
 LONG_STEADY = Variant("128 queries a step", ("tile-rotate-steps{in_flight=2}",), dkdv=LONG)
@@ -98,13 +103,13 @@ class Row:
 _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 
 
-_MAIN = (DEFAULT, AROUND, LATER, MIDDLE, OWN_MIDDLE, APART, MIDDLE_APART)
+_MAIN = (DEFAULT, AROUND, MIDDLE, OWN_MIDDLE, SCORES, SCORES_FIRST, SCORES_APART)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), _MAIN),
     Row("full", _FULL, Shape(visible=1.0), _MAIN),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, AROUND, MIDDLE)),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, AROUND, SHORTER, MIDDLE, OWN_MIDDLE)),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, MIDDLE, GRID), kv_heads=8),
+    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, AROUND, MIDDLE, SCORES)),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SHORTER, OWN_MIDDLE, SCORES, SCORES_FIRST)),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SCORES, GRID), kv_heads=8),
     Row("causal", _CAUSAL, Shape(), (DEFAULT, ZERO), deterministic=True),
     Row("full", _FULL, Shape(visible=1.0), (DEFAULT, ZERO), deterministic=True),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO, LONG_STEADY), deterministic=True),
