@@ -67,10 +67,9 @@ class _Pipeline:
 
     def __init__(self, signature: Signature, stages: int | None):
         self.signature = signature
-        kernel = signature.kernel
-        self.block = kernel.body.block
-        self.stages = stages or attribute(kernel, "num_stages", AsyncSchedule.stages)
-        self.warps = attribute(kernel, "num_warps", 4)
+        self.block = signature.kernel.body.block
+        self.stages = stages or attribute(signature.kernel, "num_stages", AsyncSchedule.stages)
+        self.warps = attribute(signature.kernel, "num_warps", 4)
         assert self.block.first_op is not None
         self.top = Before(self.block.first_op)
         self.rings: dict[RingKey, _Ring] = {}

@@ -15,7 +15,7 @@ from xdsl.rewriter import Rewriter
 from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
-from attn_engine.passes.hopper.edit import After, Before, yield_more, yields
+from attn_engine.passes.hopper.edit import Before, yield_more, yields
 from attn_engine.passes.hopper.role_steps import carry, chain, count_of, has_one_sum, holds_steps, role_steps
 from attn_engine.passes.hopper.steps import roles_of
 
@@ -91,9 +91,6 @@ def _step(body: Block, carried: Sequence[SSAValue], how: TileRotateStepsPass) ->
     for wait in behind:
         wait.properties["count"] = IntegerAttr(wait.count.value.data + 1, i64)
     yield_more(body, [first.finish(Before(yields(body)), pending)])
-    if how.wait_again:
-        second = [op for op in body.ops if isinstance(op, AsyncDotOp)][1]
-        After(second).add(first.full.clone())
     first.erase()
 
 
@@ -173,9 +170,6 @@ class TileRotateStepsPass(ModulePass):
     """At most so many products of a consumer at the same time; 0 for any number."""
     last: bool = False
     """Whether the first product of the next step starts in front of the last wait of a step only, behind what others leave to do."""
-    wait_again: bool = False
-    """Whether the slot of the first product is waited for once more behind the start of the second one: arithmetic stays behind a wait,
-    where an assembler would move it in between the instructions of that product."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
