@@ -110,8 +110,8 @@ ROWS = (
     Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, AROUND, MIDDLE, SCORES)),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SHORTER, OWN_MIDDLE, SCORES, SCORES_FIRST)),
     Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SCORES, GRID), kv_heads=8),
-    Row("causal", _CAUSAL, Shape(), (DEFAULT, ZERO), deterministic=True),
-    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, ZERO), deterministic=True),
+    Row("causal", _CAUSAL, Shape(), (DEFAULT, ZERO, SCORES), deterministic=True),
+    Row("full", _FULL, Shape(visible=1.0), (DEFAULT, ZERO, SCORES), deterministic=True),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO, LONG_STEADY), deterministic=True),
 )
 
