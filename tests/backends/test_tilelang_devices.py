@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ import torch
 
 import attn_engine
 from attn_engine import library
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
+from attn_engine.runtime import driver
+from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import View
+from attn_engine.runtime.schedules import default_schedule
 from tests.support.nvcc import find_nvcc, spilled_bytes
 
 pytest.importorskip("tilelang")
@@ -49,6 +55,16 @@ def test_hopper_copies_ahead_in_threads_of_their_own(source: str, name: str, tmp
     if find_nvcc() is None:
         pytest.skip("nvcc is not installed; pip install nvidia-cuda-nvcc")
     assert spilled_bytes(text, "sm_90a", tmp_path) == 0
+
+
+def test_products_of_f32_operands(tmp_path: Path):
+    """Their weights go through shared memory: threads hold left operands of tf32 otherwise than results."""
+    module = build(Definition(mask_mod=library.causal), dtype=torch.float32, head_dim=64, head_dim_v=64).module
+    schedule = replace(default_schedule(Target("tilelang", "sm_90"), module), tf32=True)
+    request = driver.Request((), "tilelang", schedule, driver.Facts(positive_scale=True))
+    (part,) = driver.to_parts(driver.to_attn(module, ()), request)
+    text = lowered(part.source, "forward_kernel", "sm_90a")
+    assert "kTensorFloat32" in text and "wgmma" not in text
 
 
 def test_hopper_runs_a_product_beside_the_next_weights(source: str):

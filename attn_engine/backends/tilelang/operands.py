@@ -1,17 +1,17 @@
-"""tilelang-share-operands: left operands of products whose warps share columns are read from shared memory."""
+"""tilelang-share-operands: left operands that threads cannot hold as they hold results are read from shared memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_compute import GemmOp, Split
-from attn_engine.dialects.tile_buffer_memory import CopyOp, is_fragment, shared_like
+from attn_engine.dialects.tile_buffer_memory import CopyOp, buffer_type, is_fragment, shared_like
 
 
 def _share_left(kernel: tile.KernelOp, op: GemmOp) -> None:
@@ -22,15 +22,16 @@ def _share_left(kernel: tile.KernelOp, op: GemmOp) -> None:
 
 
 def _is_held_otherwise(op: GemmOp) -> bool:
-    """Whether threads hold the left operand otherwise than an accumulator of its shape: each needs whole rows of it, and
-    of an accumulator has a part of the columns."""
+    """Whether threads hold the left operand otherwise than an accumulator of its shape: of columns that warps share each
+    needs all, and has a part in an accumulator; of f32, rounded to tf32, it needs others."""
     shares_columns = op.split is not None and op.split.data is not Split.ROWS
-    return shares_columns and is_fragment(op.a)
+    return is_fragment(op.a) and (shares_columns or buffer_type(op.a).element_type == f32)
 
 
 @dataclass(frozen=True)
 class TilelangShareOperandsPass(ModulePass):
-    """Lets no fragment be both like an accumulator and a left operand, where warps share the columns of accumulators.
+    """Lets no fragment be both like an accumulator and a left operand, where warps share the columns of accumulators, or
+    elements are f32.
 
     ```
     tile.gemm %p, %vs, %acc ieee split both : !tile.buffer<64x64xf16, register>, ...
