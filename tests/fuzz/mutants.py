@@ -21,7 +21,7 @@ from attn_engine.passes import (
     online_combine,
     online_regions,
 )
-from attn_engine.passes.lowering import frame, key_gradients, program, query_gradients, ranges
+from attn_engine.passes.lowering import frame, key_gradients, mask_once, program, ranges
 from attn_engine.passes.lowering.split_keys import SplitForwardLowering
 from attn_engine.passes.online_regions import StepBuilder
 from attn_engine.runtime import attention, driver
@@ -66,7 +66,13 @@ MUTANTS = (
         "old",
     ),
     Mutant("mods without a derivative", 7, backward_operands.vjp, "if region is None or", "if True or"),
-    Mutant("masked keys keep a gradient", 3, query_gradients.element, "program.where_visible(dx)", "dx"),
+    Mutant(
+        "masked keys keep a gradient",
+        3,
+        mask_once.mask_once,
+        "else program.where_visible(gradient)",
+        "else gradient",
+    ),
     # Online forms
     Mutant(
         "no rescaling of the accumulator",
