@@ -196,7 +196,7 @@ tile.roles () : () role count 1 warps 4 registers 20 {
 
 // CHECK: is not a part of
 %s, %n = "test.op"() : () -> (!tile.buffer<64x32xf16, shared>, i32)
-%t = tile.part %s axis 1 [%n] : !tile.buffer<64x32xf16, shared> -> !tile.buffer<64x24xf16, shared>
+%t = tile.part %s axis 1 [%n] : !tile.buffer<64x32xf16, shared> -> !tile.buffer<64x48xf16, shared>
 
 // -----
 
