@@ -152,7 +152,7 @@ class AsyncSchedule:
     def _fused_step(self, heads: Heads) -> int:
         """Queries of a step that also finds dq: as many as consumers have keys, if registers and shared memory hold them.
 
-        Barriers and the products' smallest widths cost less then: on an H200 64 channels were 10 % faster so.
+        Barriers and the products' smallest widths cost less then: on an H200 64 channels were 5 to 10 % faster so.
         """
         whole = AsyncSchedule.gradient_block
         results = (2 * self.block_m + padded(heads.qk) + padded(heads.v)) * WARPGROUP_ROWS // WARPGROUP_THREADS
