@@ -71,7 +71,11 @@ AROUND = Variant(
 )
 MIDDLE = Variant(
     "dq a step later under dk, scores behind it",
-    ("tile-overlap-products{late_sums=true in_flight=0}", "tile-rotate-steps{last=true}"),
+    (
+        "tile-pipeline-steps{spare=true}",
+        "tile-overlap-products{late_sums=true in_flight=0}",
+        "tile-rotate-steps{last=true}",
+    ),
     more=_LATER,
 )
 SCORES = Variant(

@@ -30,7 +30,8 @@ from attn_engine.dialects.tile_types import BufferType, MmaLayoutAttr
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_ROWS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
-from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_bytes, ring_key
+from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_key
+from attn_engine.passes.hopper.spare import widen
 from attn_engine.passes.hopper.steps import (
     SHARED_STAGES,
     Shared,
@@ -91,18 +92,6 @@ class _Pipeline:
         if self.passing or self.leaving:
             self._wait_for_stores()
         self.signature.drop_unused()
-
-    def widen(self, room: int) -> None:
-        """One slot more of what consumers share than steps in flight, if there is room: products on it may then be a step late."""
-        types = [(ring, ring.type) for ring, _ in self.passing if isinstance(ring.type, BufferType)]
-        wide = [(ring, t, BufferType([self.stages + 1, *t.get_shape()[1:]], t.element_type)) for ring, t in types]
-        more = sum(new.byte_size - old.byte_size for _, old, new in wide)
-        if more <= 0 or ring_bytes(self.signature.kernel) + more > room:
-            return
-        for ring, _, type_ in wide:
-            Rewriter.replace_value_with_new_type(ring, type_)
-        for turn in self.turns:
-            turn.operands[1] = Before(turn).value(self.stages + 1)
 
     # --- rings
 
@@ -378,6 +367,8 @@ class TilePipelineStepsPass(ModulePass):
     """Steps whose blocks a ring holds; the kernel's `num_stages` if absent."""
     shared_bytes: int = AsyncSchedule.shared_bytes
     """Shared memory that the rings may take."""
+    spare: bool = False
+    """Whether what consumers share has one slot more than there are steps in flight, if there is room, for `tile-defer-sums`."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         if not (found := signatures(op, self.plan)):
@@ -388,7 +379,14 @@ class TilePipelineStepsPass(ModulePass):
             check_size(signature, AsyncSchedule.consumers, _REGISTERS)
             pipeline = _Pipeline(signature, self.stages)
             pipeline.run()
-            pipeline.widen(self.shared_bytes)
+            if self.spare:
+                widen(
+                    signature.kernel,
+                    [ring for ring, _ in pipeline.passing],
+                    pipeline.turns,
+                    pipeline.stages,
+                    self.shared_bytes,
+                )
             check_shared(signature.kernel, self.shared_bytes)
             _erase_owned(signature.kernel)
 

@@ -22,6 +22,8 @@ from attn_engine.runtime import driver
 from tests.passes.test_tile_async_backward import DEFINITIONS, Compiled, D, build, problem
 
 HEADS, SIZES = (2, 4, 2), (150, 300)
+BEYOND = "arith.constant 134217728"
+"""The row to which the first step adds the sum of none before it."""
 
 
 def run(op: ToFragmentsOp | FromFragmentsOp, value: Tensor) -> Tensor:
@@ -108,6 +110,33 @@ def test_orders_of_products_mean_the_same(kind: str, without: tuple[str, ...], d
     """A step may have as many queries as the program has keys: each consumer then adds rows of its own."""
     made = lower("causal", dkdv, order(kind, *without))
     assert ("to_fragments" in str(made.scheduled)) and ("parts 2" in str(made.scheduled)) == dkdv.startswith("64")
+    agree(made, HEADS, SIZES)
+
+
+LATE = {
+    "tile-pipeline-steps": "tile-pipeline-steps{spare=true}",
+    "tile-overlap-products": "tile-overlap-products{late_sums=true in_flight=0}",
+    "tile-rotate-steps": "tile-rotate-steps{last=true}",
+    "tile-fragment-sums": "tile-defer-sums,tile-fragment-sums",
+}
+
+
+def late(**options: str) -> tuple[str, ...]:
+    changed = LATE | {name.replace("_", "-"): spec for name, spec in options.items()}
+    return tuple(changed.get(p.partition("{")[0], p) for p in GRADIENTS)
+
+
+def test_sums_may_be_a_step_late():
+    """Where what consumers share has a slot to spare, the product of the step before stands in front of dk's."""
+    made = lower("causal", "64,128,8,2", late())
+    assert "%x_passed = tile.ring : !tile.buffer<3x128x64xf16, shared>" in str(made.scheduled)
+    assert BEYOND in str(made.scheduled)
+    agree(made, HEADS, SIZES)
+
+
+def test_without_a_slot_to_spare_sums_stay_in_their_step():
+    made = lower("causal", "64,128,8,2", late(tile_pipeline_steps="tile-pipeline-steps"))
+    assert BEYOND not in str(made.scheduled)
     agree(made, HEADS, SIZES)
 
 

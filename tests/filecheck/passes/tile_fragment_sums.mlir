@@ -1,5 +1,5 @@
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-fragment-sums | filecheck %s
-// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-overlap-products,tile-rotate-steps,tile-defer-sums,tile-fragment-sums | filecheck %s --check-prefix DEFER
+// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p 'tile-stage-maps,tile-start-products,tile-pipeline-steps{spare=true},tile-split-roles,tile-overlap-products,tile-rotate-steps,tile-defer-sums,tile-fragment-sums' | filecheck %s --check-prefix DEFER
 
 // Two consumers add 64 x 8 each: fragments of 128 threads with 4 numbers each, two blocks beside each other.
 

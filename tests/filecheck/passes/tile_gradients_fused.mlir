@@ -47,7 +47,7 @@
 // have read before results leave through it.
 
 // ROLES-LABEL: tile.kernel @backward_dkdv
-// ROLES: %written = tile.make_barriers count 2 : !tile.barriers<3>
+// ROLES: %written = tile.make_barriers count 2 : !tile.barriers<2>
 // ROLES: %ks = tile.ring : !tile.buffer<1x128x16xf16, shared>
 // ROLES: %vs = tile.ring : !tile.buffer<2x64x16xf16, shared>
 // ROLES: tile.part {{.*}} axis 0[%part] : !tile.buffer<128x64xf16, shared>
