@@ -30,7 +30,6 @@ SHARED = {
     "batches, causal": Definition(
         score_mod=lambda s, b, h, q, kv: s * BIAS[0, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
     ),
-    "batches, one axis less": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[0][h, q, kv]),
     "batches, the second of two entries": Definition(
         score_mod=lambda s, b, h, q, kv: s + torch.cat([BIAS, BIAS])[1, h, q, kv],
         mask_mod=lambda b, h, q, kv: (kv + b) % 3 > 0,
