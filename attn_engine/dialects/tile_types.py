@@ -166,10 +166,10 @@ class BarriersType(ParametrizedAttribute, TypeAttribute):
             printer.print_string(f"{self.size.data}{threads}")
 
     def verify(self) -> None:
-        if self.size.data < 1 or self.threads.data < 1:
-            raise VerifyException(
-                f"an array holds at least one barrier, of one thread: {self.size.data}, {self.threads.data}"
-            )
+        if self.size.data < 1:
+            raise VerifyException(f"an array of barriers holds at least one, got {self.size.data}")
+        if self.threads.data < 1:
+            raise VerifyException(f"an arrival is of at least one thread, got {self.threads.data}")
 
 
 @irdl_attr_definition

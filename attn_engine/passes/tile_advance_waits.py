@@ -1,4 +1,4 @@
-"""`tile-advance-waits`: the output of the step before is waited for in front of the last weights, not behind them."""
+"""`tile-advance-waits`: the output of the step before is waited for in front of a step's last weights, not behind them."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class TileAdvanceWaitsPass(ModulePass):
     The output is there before the last weights are. Behind the wait, its rows are scaled and weights are rounded while
     the unit for functions still finds weights: work of different units, which else would follow all weights and
     stand between the products of one step and those of the next. Where weights read a number of their row
-    which the scores decide (the greatest one), the wait stands behind it; else weights are found in two halves.
+    which the scores decide (the greatest one), the wait stands behind it; where there is none, only halves are a place.
 
     ```
     %m = ...; %p = map(%x, %m); %r = reduce_partial sum %p; %l1 = map(%l, %r); pin %l1; %acc = wait 0; round %p
@@ -171,7 +171,7 @@ class TileAdvanceWaitsPass(ModulePass):
     ```
     %m = ...; %n = pin %m; %acc = wait 0; %p = map(%x, %n); %r = reduce_partial sum %p; %l1 = map(%l, %r); round %p
     ```
-    or, without such a number,
+    or, in halves,
     ```
     %x0, %x1 = split_columns %x; %p0 = map(%x0); %r0 = reduce_partial sum %p0; pin %r0; %acc = wait 0
     %p1 = map(%x1); join_columns round %p0, round %p1
@@ -183,7 +183,7 @@ class TileAdvanceWaitsPass(ModulePass):
     plan: str = "forward"
     """The plan whose kernels are changed."""
     halves: bool = False
-    """Whether weights are found in two halves in any case."""
+    """Whether weights are found in two halves, with the wait between them, also where they read no such number."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
@@ -191,8 +191,8 @@ class TileAdvanceWaitsPass(ModulePass):
                 step = _Step.of(body)
                 if step is None:
                     continue
-                number = None if self.halves else _row_number(step)
-                if number is not None:
-                    _wait_early(step, number)
-                elif _can_be_halved(step.weights):
+                number = _row_number(step)
+                if self.halves and _can_be_halved(step.weights):
                     _halve(step)
+                elif not self.halves and number is not None:
+                    _wait_early(step, number)

@@ -21,6 +21,7 @@ from attn_engine.dialects.tile_async_copy import (
 )
 from attn_engine.dialects.tile_async_memory import WriteOp
 from attn_engine.dialects.tile_async_product import WaitOp
+from attn_engine.dialects.tile_types import BarriersType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, yields
@@ -164,6 +165,13 @@ def _clone(scope: Scope, ops: Sequence[Operation], mapping: dict[SSAValue, SSAVa
         scope.add(op.clone(value_mapper=mapping))
 
 
+def _holds(step: Block) -> bool:
+    """Whether the products of a step are short, and warps meet to release its slots."""
+    arrivals = [op.barriers.type for op in step.ops if isinstance(op, BarrierArriveOp)]
+    meets = any(isinstance(type_, BarriersType) and type_.threads.data == 1 for type_ in arrivals)
+    return meets and AsyncSchedule.holds(product_cycles(step))
+
+
 @dataclass(frozen=True)
 class TileOrderAsyncPass(ModulePass):
     """Runs the early half of a step (keys, scores, weights) beside the late half of the step before (values, output).
@@ -172,8 +180,8 @@ class TileOrderAsyncPass(ModulePass):
     and the arithmetic on the scores overlaps with the latter. What the late half needs of its own step is carried by
     the loops. In the producer copies take the same order.
 
-    Slots are released behind the waits for the products that read them, so that copies start early; where the products
-    of a step are short, under those of the next step, so that the consumer's own warps do not meet between products.
+    Slots are released behind the waits for the products that read them, so that copies start early; where the warps of
+    a consumer meet for that and the products of a step are short, under those of the next step.
 
     ```
     scf.for ... { %s = wait 0, dot(q, k); %p = weights(%s); %acc1 = wait 0, dot(%p, v, %acc) }
@@ -197,7 +205,7 @@ class TileOrderAsyncPass(ModulePass):
     """Whether to keep the assembler from hoisting the wait for the output above the exponentials."""
     hold: bool | None = None
     """Whether slots are released under the products of the next step, not behind the waits for their own; where these
-    are short, if absent."""
+    are short and warps meet for it, if absent."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         kernel = signature_of(op, self.plan).kernel
@@ -212,5 +220,4 @@ class TileOrderAsyncPass(ModulePass):
                 round_alone(block)
             if self.pin:
                 pin_weights(loops[-1].body.block)
-            hold = AsyncSchedule.holds(product_cycles(loops[-1].body.block)) if self.hold is None else self.hold
-            _Rotation(body, hold).run()
+            _Rotation(body, _holds(loops[-1].body.block) if self.hold is None else self.hold).run()

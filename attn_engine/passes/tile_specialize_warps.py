@@ -28,6 +28,7 @@ from attn_engine.ir.async_schedule import WARPGROUP_THREADS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.form import consumers_of, signature_of
 from attn_engine.passes.hopper.handshake import Handshake
+from attn_engine.passes.hopper.rows import walk
 from attn_engine.passes.hopper.slicing import Slice, depends_on
 from attn_engine.passes.hopper.split_rows import SplitRows
 from attn_engine.passes.lowering.scope import Scope
@@ -184,6 +185,12 @@ def _captures(kernel: tile.KernelOp, blocks: Sequence[Block]) -> list[SSAValue]:
     return ordered
 
 
+def _exchanges(loop: scf.WhileOp) -> bool:
+    """Whether steps reduce rows of scores."""
+    steps = [op for op in walk(loop.after_region.block) if isinstance(op, tile.ReduceOp)]
+    return any(len(tile.shape_of(op.value)) > 1 for op in steps)
+
+
 def _position(kernel: tile.KernelOp, value: SSAValue) -> int:
     owner = value.owner
     return value.index if isinstance(value, BlockArgument) else kernel.body.block.get_operation_index(owner)  # type: ignore[arg-type]
@@ -223,8 +230,10 @@ class TileSpecializeWarpsPass(ModulePass):
     """Registers of a thread of a consumer; its part of what there are if absent."""
     producer_registers: int = AsyncSchedule.producer_registers
     """Registers of a thread of the producer."""
-    apart: bool = AsyncSchedule.apart_arrivals
-    """Whether the threads of a consumer arrive each for itself at barriers of slots that products alone read."""
+    apart: bool | None = None
+    """Whether the threads of a consumer arrive each for itself at barriers of slots that products alone read; where steps
+    exchange numbers of a row between threads, if absent. On an H200, 1 to 3 % faster for softmax, 3 to 5 % slower for
+    sigmoid and relu."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         signature = signature_of(op, self.plan)
@@ -240,7 +249,8 @@ class TileSpecializeWarpsPass(ModulePass):
         consumers = self.consumers or consumers_of(kernel)
         part = SplitRows(signature, loop.after_region.block, consumers).run()
         top = Before(loop)
-        threads = WARPGROUP_THREADS if self.apart else 1
+        apart = _exchanges(loop) if self.apart is None else self.apart
+        threads = WARPGROUP_THREADS if apart else 1
         produce, consume = Handshake(loop.after_region.block, top, consumers, part, threads).run()
         blocks = _Roles(kernel, loop, consumers, part, top).build(produce, consume)
         captures = _captures(kernel, blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,15 @@ def order(loop: list[str]) -> str:
     return re.sub(r"(.)\1+", r"\1", "".join(names))
 
 
-def check(compiled: Any, products: int, loops: int = 2, registers: int = 240) -> None:
-    """Per consumer: a loop over masked blocks as they come, and the overlapped one with the exponentials under the output."""
+def check(compiled: Any, products: int, loops: int = 2, registers: int = 240, last: str = "H1E?0E") -> None:
+    """Per consumer: a loop over masked blocks as they come, and the overlapped one, with exponentials behind the output."""
     assert compiled.products == products
     assert compiled.warnings == ()
     assert compiled.shared <= 227 * 1024
     assert f"setmaxnreg.inc.sync.aligned.u32 \t{registers}" in compiled.ptx
     # Of an output in two parts, both are in flight.
     found = [order(loop).replace("H2", "H1") for loop in compiled.loops()]
-    assert found[:loops] == ["H0EH0", "H1E0"][-loops:]
+    assert re.fullmatch(" ".join(("H0EH0", last)[-loops:]), " ".join(found[:loops]))
 
 
 def moves(compiled: Any) -> int:
@@ -84,23 +83,6 @@ def test_softmax_is_scheduled_without_a_spill_in_the_loop(name: str, d: int):
     assert moves(compiled) == 0
 
 
-def test_threads_that_release_slots_apart_do_not_meet():
-    """One meeting of a consumer's warps is left in a step: in front of its first wait for a copy."""
-    traced = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128, return_lse=True)
-    schedule = default_schedule(Target("gluon", "sm_90"), traced.module)
-    request = Request((), "gluon", schedule, Facts(positive_scale=True))
-    own = get_backend("gluon")
-    apart = {"tile-specialize-warps": "tile-specialize-warps{apart=true}"}
-    backend = replace(own, pipeline=tuple(apart.get(name, name) for name in own.pipeline))
-    compiled = gluon_ahead.compile_ahead(
-        emit(driver.to_tile(driver.to_attn(traced.module, ()), request, backend)), "forward_kernel"
-    )
-    check(compiled, products=96)
-    loop = compiled.loops()[1]
-    assert [sum(name in text for text in loop) for name in ("BAR.SYNC", "ARRIVES.LDGSTSBAR")] == [1, 2]
-    assert compiled.spilled_bytes == 0
-
-
 def first_or_near(b: Any, h: Any, q: Any, kv: Any) -> Any:
     return (q >= kv) & ((kv < 512) | (q - kv < 1024))
 
@@ -114,7 +96,7 @@ def test_two_ranges_of_blocks_have_the_code_of_one():
 
 def test_a_row_function_without_states_is_pinned():
     compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
-    check(compiled, products=96)
+    check(compiled, products=96, last="H1E0")
     assert len(compiled.loops()[1]) < 460  # no division in it, and one factor a score
 
 

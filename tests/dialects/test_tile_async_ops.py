@@ -170,7 +170,7 @@ def test_arrivals_of_threads_are_those_of_a_whole_role():
     few = Parser(make_context(), text.replace("<2, 128>", "<2, 64>")).parse_module()
     with pytest.raises(VerifyException, match="4 warps arrives at barriers of 64 threads"):
         few.verify()
-    with pytest.raises(VerifyException, match="at least one barrier"):
+    with pytest.raises(VerifyException, match="at least one thread"):
         BarriersType(2, 0)
 
 

@@ -389,9 +389,12 @@ def test_threads_may_release_what_products_alone_read(name: str):
     ("d", "dv", "keys", "held"),
     [(64, 64, 128, True), (96, 96, 128, False), (128, 128, 128, False), (128, 128, 64, True), (192, 128, 64, False)],
 )
-def test_slots_are_held_where_products_are_short(d: int, dv: int, keys: int, held: bool):
-    traced = build(Definition(), dtype=torch.bfloat16, head_dim=d, head_dim_v=dv)
+@pytest.mark.parametrize("meets", [False, True])
+def test_slots_are_held_where_products_are_short(d: int, dv: int, keys: int, held: bool, meets: bool):
+    """And warps meet to release them: those of softmax, whose steps exchange maxima, do not."""
+    definition = Definition(row=library.relu) if meets else Definition()
+    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=dv)
     module = driver.to_attn(traced.module, ())
     convert = f"convert-attn-to-tile{{forward=128,{keys},8,2 channels=32}}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, *PREPARE, *SCHEDULE))
-    assert ("%free" in str(module).partition("role count 1")[0]) == held
+    assert ("%free" in str(module).partition("role count 1")[0]) == (held and meets)

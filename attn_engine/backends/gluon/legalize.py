@@ -17,6 +17,8 @@ SCHEDULE = (
     "tile-pipeline",
     "tile-specialize-warps",
     "tile-order-async",
+    "tile-reduce-in-trees",
+    "tile-advance-waits",
     "tile-split-channels",
 )
 """The forward kernel to the async level."""
