@@ -142,8 +142,8 @@ def test_without_a_slot_to_spare_sums_stay_in_their_step():
 
 @pytest.mark.parametrize("processors", [1, 7, 24])
 def test_heads_go_side_by_side(processors: int):
-    """With three blocks of keys a head and two heads of keys in each of two batches: one, two or all four together."""
-    agree(lower("causal", "64,128,8,2", order("as by default")), HEADS, SIZES, processors)
+    """With three blocks of keys a head and two heads of keys in each of three batches: one, two or all six together."""
+    agree(lower("causal", "64,128,8,2", order("as by default")), (3, 2, 2), SIZES, processors)
 
 
 def test_sums_that_are_read_otherwise_stay_as_they_are():
