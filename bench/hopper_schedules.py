@@ -1,7 +1,8 @@
 """What choices of the forward's schedule on Hopper are worth: `python -m bench.hopper_schedules`.
 
-Variants of one kernel, interleaved in the same rounds: blocks of keys in flight, when slots are released, where
-queries are read, sums in parts or whole. bf16, medians on cold L2, TFLOP/s of visible scores.
+Variants of one kernel, interleaved in the same rounds: blocks of keys in flight, when and by whom slots are released,
+where an output is waited for, where queries are read, sums in parts or whole. bf16, medians on cold L2, TFLOP/s of
+visible scores.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ HELD, AT_ONCE = (
     )
 )
 WHOLE = Variant("sums exchanged in every step", without="tile-split-sums")
+MEET, APART = (
+    Variant(f"slots released by {name}", None, (f"tile-specialize-warps{{apart={value}}}",))
+    for name, value in (("warps that meet", "false"), ("each thread", "true"))
+)
+BEHIND = Variant("output waited for behind all weights", without="tile-advance-waits")
+HALVES = Variant("output waited for between halves of the weights", None, ("tile-advance-waits{halves=true}",))
+CHAIN = Variant("maxima one after the other", without="tile-reduce-in-trees")
 SHARED = Variant("queries in shared memory", None, ('tile-pipeline{queries="shared"}',))
 
 
@@ -61,9 +69,9 @@ def stages(count: int, forward: tuple[int, int, int] = (128, 128, 8)) -> Variant
     return Variant(f"{forward[0]} x {forward[1]}, {count} stages", (*forward, count))
 
 
-def released(variant: Variant) -> Variant:
-    """With slots released at once."""
-    return replace(variant, name=f"{variant.name}, released at once", passes=AT_ONCE.passes)
+def combined(*variants: Variant) -> Variant:
+    """The passes of several."""
+    return Variant("; ".join(v.name for v in variants), None, tuple(spec for v in variants for spec in v.passes))
 
 
 @dataclass(frozen=True)
@@ -78,19 +86,21 @@ class Row:
 
 _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 _SIGMOID = Definition(row=library.sigmoid, mask_mod=library.causal)
-_DEEP = (DEFAULT, HELD, AT_ONCE, stages(2), stages(3), released(stages(3)))
+_ORDER = (DEFAULT, MEET, BEHIND, HALVES, CHAIN)
+_DEEP = (*_ORDER, HELD, stages(3), SHARED, combined(SHARED, HALVES))
+_NO_MAXIMA = (DEFAULT, APART, HALVES, combined(APART, HALVES), HELD, AT_ONCE)
 ROWS = (
-    Row("causal", _CAUSAL, Shape(), (*_DEEP, WHOLE, SHARED)),
+    Row("causal", _CAUSAL, Shape(), (*_DEEP, WHOLE)),
     Row("full", _FULL, Shape(visible=1.0), _DEEP),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), _DEEP),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, HELD, AT_ONCE, stages(2))),
-    Row("full", _FULL, Shape(4, 32, 4096, 64, 64, 1.0), (DEFAULT, HELD, AT_ONCE, stages(4))),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 96, 96), (DEFAULT, HELD, AT_ONCE, stages(2))),
-    Row("causal", _CAUSAL, Shape(4, 32, 4096, 256, 256), (DEFAULT, HELD, AT_ONCE)),
-    Row("causal", _CAUSAL, Shape(8, 16, 8192, 192, 128), (DEFAULT, HELD, AT_ONCE, stages(2, (128, 64, 8)))),
-    Row("causal", _CAUSAL, Shape(8, 12, 8192, 128, 256), (DEFAULT, HELD, AT_ONCE)),
-    Row("sigmoid, causal", _SIGMOID, Shape(), (DEFAULT, HELD, AT_ONCE, stages(3))),
-    Row("relu", Definition(row=library.relu), Shape(64, 6, 2048, 64, 64, 1.0), (DEFAULT, HELD, AT_ONCE)),
+    Row("full", _FULL, Shape(1, 32, 16384, visible=1.0), _DEEP),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (*_ORDER, SHARED, stages(2, (192, 128, 12)))),
+    Row("full", _FULL, Shape(4, 32, 4096, 64, 64, 1.0), (*_ORDER, stages(4))),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 96, 96), (*_ORDER, stages(2))),
+    Row("causal", _CAUSAL, Shape(4, 32, 4096, 256, 256), _ORDER),
+    Row("causal", _CAUSAL, Shape(8, 16, 8192, 192, 128), (*_ORDER, stages(3, (128, 64, 8)))),
+    Row("causal", _CAUSAL, Shape(8, 12, 8192, 128, 256), _ORDER),
+    Row("sigmoid, causal", _SIGMOID, Shape(), (*_NO_MAXIMA, SHARED)),
+    Row("relu", Definition(row=library.relu), Shape(64, 6, 2048, 64, 64, 1.0), _NO_MAXIMA),
 )
 
 
