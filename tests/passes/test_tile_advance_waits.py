@@ -34,14 +34,14 @@ CASES = {
     "cosine": Definition(row=library.cosine),
 }
 NEW = ("tile-reduce-in-trees", "tile-advance-waits")
-HALVES = "tile-advance-waits{halves=true}"
+HALVES, EARLY = (f"tile-advance-waits{{halves={value}}}" for value in ("true", "false"))
 
 
 def with_new(names: tuple[str, ...], halves: bool = False) -> tuple[str, ...]:
     """A pipeline with both passes behind the order of products."""
     kept = [name for name in names if name not in NEW]
     place = kept.index("tile-order-async") + 1
-    return (*kept[:place], NEW[0], HALVES if halves else NEW[1], *kept[place:])
+    return (*kept[:place], NEW[0], HALVES if halves else EARLY, *kept[place:])
 
 
 @cache
@@ -151,3 +151,12 @@ def test_weights_follow_the_wait(halves: bool, before: range):
     # Its warps meet once, in front of the wait for keys: threads release slots each for itself.
     assert [sum(name in text for text in loop) for name in ("BAR.SYNC", "ARRIVES.LDGSTSBAR")] == [1, 2]
     assert not any(re.search(r"\b(LDS|STS|LDL|STL)\b", text) for text in loop)
+
+
+@pytest.mark.parametrize(("d", "halves"), [(64, True), (128, False)])
+def test_short_products_leave_time_for_halves(d: int, halves: bool):
+    traced = build(CASES["causal"], dtype=torch.bfloat16, head_dim=d, head_dim_v=d, return_lse=True)
+    module = driver.to_attn(traced.module, ())
+    convert = "convert-attn-to-tile{forward=128,128,8,2 tables=false}"
+    driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, *PREPARE, *SCHEDULE))
+    assert ("tile.split_columns" in str(module)) == halves
