@@ -22,7 +22,7 @@ from attn_engine.backends.backend import BACKENDS, get_backend  # noqa: E402
 from attn_engine.universe import PASSES  # noqa: E402
 
 NO_FIGURES = "No figures have been recorded yet: `make gpu` on a GPU machine writes them to `bench/results`."
-SHOWN = ("attention", "custom_h200", "recurrence_h200")
+SHOWN = ("hopper_forward_h200", "attention_h200", "custom_h200", "recurrence_h200")
 """The results whose first table README.md shows, by the start of their names."""
 FIGURES = """\
 # Figures
