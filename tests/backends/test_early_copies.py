@@ -113,3 +113,13 @@ def test_other_hooks_and_other_threads_keep_theirs(monkeypatch: pytest.MonkeyPat
         assert compiler.ir.pass_manager(context) is recorder
         compiler.passes.common.add_cse(found[0])
     assert type(found[0]) is compiler.ir.pass_manager and not recorder.passes
+
+
+def test_a_triton_whose_compiler_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    import triton
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", None)
+    monkeypatch.setattr(triton, "__version__", "3.7.0")
+    early_copies.order_copies()
+    assert knobs.runtime.add_stages_inspection_hook is None

@@ -21,6 +21,8 @@ from typing import Any
 MARK = "tt.disallow_acc_multi_buffer"
 """What marks a loop: the attribute that `tl.range(..., disallow_acc_multi_buffer=True)` gives it, which has no other use
 on Hopper."""
+KNOWN = ("3.6.",)
+"""Versions of Triton whose hook, passes and text are these. With others copies stay where its pipeliner puts them."""
 HOPPER = 9
 PIPELINE = "add_pipeline"
 SCHEDULED = re.compile(r"loop\.cluster = \d+ : i32, loop\.stage = (\d+) : i32")
@@ -31,10 +33,12 @@ _LOCK = threading.Lock()
 
 def order_copies() -> None:
     """From now on Triton reorders the marked loops of kernels that it compiles for Hopper."""
+    import triton
     from triton import knobs
 
+    version: str = triton.__version__
     runtime: Any = knobs.runtime
-    if not isinstance(runtime.add_stages_inspection_hook, _Hook):
+    if version.startswith(KNOWN) and not isinstance(runtime.add_stages_inspection_hook, _Hook):
         runtime.add_stages_inspection_hook = _Hook(runtime.add_stages_inspection_hook)
 
 
