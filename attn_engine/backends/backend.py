@@ -93,6 +93,8 @@ class Backend:
     """Of forward passes: what tiles round head dims up to a multiple of, if not to a power of two."""
     smallest_tile: int = 1
     """Rows and columns that each tile of a kernel must have, whatever it is for."""
+    masks_once: bool = True
+    """Whether gradients of scores do without a mask of their own where that of the weights is enough."""
     sums_diagonals: bool = False
     """Whether it prints `tile.add_diagonals`."""
     fuses: bool = False

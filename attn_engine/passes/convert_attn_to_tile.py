@@ -70,6 +70,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Add to memory element by element, so that the additions of each place can be put in a fixed order."""
     by_batch: bool = False
     """Store gradients of tables of scores that all batches share once for each batch, for a kernel to add up."""
+    masks_once: bool = True
+    """Mask weights alone where what is multiplied with them vanishes too, not gradients of scores once more."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -110,4 +112,5 @@ class ConvertAttnToTilePass(ModulePass):
             self.exact,
             self.single,
             self.by_batch,
+            self.masks_once,
         ).run()

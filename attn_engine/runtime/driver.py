@@ -153,6 +153,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
     flags["single"] = request.deterministic
     flags["table_tile"] = backend.smallest_tile
+    flags["masks_once"] = backend.masks_once
     convert = convert_spec(request.schedule, flags, backend.channels)
     ordered = pipelines.DETERMINISTIC if request.deterministic else ()
     run_passes(module, (convert, *ordered, *pipelines.TILE_CLEANUP, *backend.pipeline))

@@ -82,3 +82,8 @@ def test_what_a_mask_hides_may_be_infinite():
     o = attend(*leaves)
     found = torch.autograd.grad(o.square().sum(), leaves)
     assert all(torch.isfinite(g).all() for g in found)
+
+
+def test_backends_may_want_two_masks():
+    definition, _ = DEFINITIONS["causal"]
+    assert masks_of(lower(definition, "whole=true masks_once=false", ("q", "k", "v"))) == 2

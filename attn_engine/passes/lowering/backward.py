@@ -56,6 +56,7 @@ class BackwardLowering:
     exact: bool = False
     single: bool = False
     by_batch: bool = False
+    masks_once: bool = True
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -64,6 +65,7 @@ class BackwardLowering:
         self.blockwise = score_gradients(op, self.exact, self.single, self.by_batch)
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
+        operands.masks_once = self.masks_once
         self._arguments(plan, operands)
         operands.describe()
         operands.tables = tables = Tables(self.name, plan, operands, self.table_tile)

@@ -63,6 +63,8 @@ class Operands:
     """Whether blocks of the operands are copied through descriptors."""
     one_loop: bool = False
     """Whether blocks that need no mask are walked in the same loop as those that do."""
+    masks_once: bool = True
+    """Whether gradients of scores that vanish with their weights are left unmasked."""
 
     def __init__(
         self, op: AnyAttention, plan: Plan, pad: bool, tf32: bool, covered: bool, whole: bool = False, unit: int = 0

@@ -150,6 +150,8 @@ def element(
     end = program.inline(op.element.block, [scaled, gradient, *index, *vectors])
     p, dx = end.operands
     # Rows beyond the end may have any numbers.
+    if not frame.operands.masks_once:
+        return program.where_visible(p), program.where_visible(dx)
     return mask_once(program, p, dx, [scaled, gradient], vectors if frame.operands.whole else [])
 
 
