@@ -14,6 +14,7 @@ from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
     opt_operand_def,
+    opt_prop_def,
     prop_def,
     result_def,
     traits_def,
@@ -181,7 +182,8 @@ class ReducePartialOp(IRDLOperation):
     """Reduces the columns of a rank 2 tile to `groups`, with column c in group (c // width) % groups.
 
     With the groups that one thread holds nothing is exchanged between threads; `tile.reduce` along
-    axis 1 of the result completes the reduction.
+    axis 1 of the result completes the reduction. Elements of a group are taken in their order, or with `tree` that many
+    neighbours at a time first.
 
     ```
     %l4 = tile.reduce_partial sum %p groups 4 width 2 : tensor<64x128xf32> -> tensor<64x4xf32>
@@ -193,15 +195,21 @@ class ReducePartialOp(IRDLOperation):
     value = operand_def(TensorType)
     groups = prop_def(IntegerAttr[I64])
     width = prop_def(IntegerAttr[I64])
+    tree = opt_prop_def(IntegerAttr[I64])
     result = result_def(TensorType)
     traits = traits_def(Pure())
-    assembly_format = "$kind $value `groups` $groups `width` $width attr-dict `:` type($value) `->` type($result)"
+    assembly_format = (
+        "$kind $value `groups` $groups `width` $width (`tree` $tree^)? attr-dict `:` type($value) `->` type($result)"
+    )
 
-    def __init__(self, kind: ReductionAttr, value: SSAValue | Operation, groups: int, width: int):
+    def __init__(
+        self, kind: ReductionAttr, value: SSAValue | Operation, groups: int, width: int, tree: int | None = None
+    ):
         operand = SSAValue.get(value)
+        sizes = {"groups": groups, "width": width, **({"tree": tree} if tree is not None else {})}
         super().__init__(
             operands=[value],
-            properties={"kind": kind, "groups": IntegerAttr(groups, i64), "width": IntegerAttr(width, i64)},
+            properties={"kind": kind, **{name: IntegerAttr(size, i64) for name, size in sizes.items()}},
             result_types=[TensorType(element_of(operand), [shape_of(operand)[0], groups])],
         )
 
@@ -209,6 +217,10 @@ class ReducePartialOp(IRDLOperation):
         shape, groups, width = shape_of(self.value), self.groups.value.data, self.width.value.data
         if len(shape) != 2 or groups < 1 or width < 1 or shape[1] % (groups * width):
             raise VerifyException(f"{groups} groups of width {width} do not divide the columns of {self.value.type}")
+        if self.tree is not None and (self.tree.value.data < 2 or shape[1] % (groups * width * self.tree.value.data)):
+            raise VerifyException(
+                f"trees of {self.tree.value.data} do not divide {shape[1] // (groups * width)} elements"
+            )
         if self.result.type != TensorType(element_of(self.value), [shape[0], groups]):
             raise VerifyException(f"{groups} groups of {self.value.type} do not give {self.result.type}")
 

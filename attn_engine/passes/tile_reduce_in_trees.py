@@ -18,6 +18,8 @@ from attn_engine.passes.hopper.pin import GROUPS, WIDTH
 from attn_engine.passes.hopper.steps import roles_of
 
 _MATRIX_RANK = 2
+_TREE = 4
+"""Numbers that one step of a tree reduces."""
 
 
 def _is_extreme(op: tile.ReduceOp) -> bool:
@@ -30,7 +32,9 @@ def _is_extreme(op: tile.ReduceOp) -> bool:
 def _split(role: Block) -> None:
     for op in [op for op in role.walk() if isinstance(op, tile.ReduceOp) and _is_extreme(op)]:
         scope = Before(op)
-        parts = scope.add(ReducePartialOp(op.kind, op.value, GROUPS, WIDTH), "parts")
+        rounds = tile.shape_of(op.value)[1] // (GROUPS * WIDTH)
+        tree = _TREE if rounds > _TREE and rounds % _TREE == 0 else None
+        parts = scope.add(ReducePartialOp(op.kind, op.value, GROUPS, WIDTH, tree), "parts")
         new = scope.add(tile.ReduceOp(op.kind.data, parts, 1), op.result.name_hint or "r").result
         op.result.replace_all_uses_with(new)
         Rewriter.erase_op(op)
@@ -48,7 +52,7 @@ class TileReduceInTreesPass(ModulePass):
     ```
     becomes
     ```
-    %m4 = tile.reduce_partial max %x groups 4 width 2 : 64x128 -> 64x4
+    %m4 = tile.reduce_partial max %x groups 4 width 2 tree 4 : 64x128 -> 64x4
     %m = tile.reduce max %m4 axis 1
     ```
     """

@@ -160,3 +160,8 @@ def test_short_products_leave_time_for_halves(d: int, halves: bool):
     convert = "convert-attn-to-tile{forward=128,128,8,2 tables=false}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, *PREPARE, *SCHEDULE))
     assert ("tile.split_columns" in str(module)) == halves
+
+
+def test_maxima_of_eight_numbers_a_thread_come_in_trees():
+    assert "groups 4 width 2 tree 4" in str(scheduled("causal", True)[0])
+    assert "tree" not in str(scheduled("causal", False)[0])

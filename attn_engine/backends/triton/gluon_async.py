@@ -22,8 +22,6 @@ from attn_engine.dialects.tile_types import BarriersType, BufferType, Descriptor
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
 _MATRIX_RANK = 2
-_TREE = 4
-"""Numbers that one step of a tree reduces."""
 _WIDE_PIN = 32
 """Values of a thread that one statement takes."""
 
@@ -203,11 +201,10 @@ def _dot_operand(printer: FunctionPrinter, op: products.DotOperandOp) -> None:
 
 
 def _reduce_partial(printer: FunctionPrinter, op: products.ReducePartialOp) -> None:
-    """Sums in the order in which their terms are found; what is known at once in a tree, whose steps do not wait for each other."""
     rows, columns = tile.shape_of(op.value)
     groups, width = op.groups.value.data, op.width.value.data
     rounds, combine = columns // (groups * width), _REDUCE[op.kind.data]
-    inner = _TREE if op.kind.data is not tile.Reduction.SUM and rounds > _TREE else 1
+    inner = op.tree.value.data if op.tree is not None else 1
     sizes = [rows, rounds // inner, *([inner] if inner > 1 else []), groups, width]
     text = f"{printer.tile(op.value)}.reshape({sizes})"
     for axis in [len(sizes) - 1, *([2] if inner > 1 else []), 1]:

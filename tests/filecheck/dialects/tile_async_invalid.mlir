@@ -151,6 +151,12 @@ scf.for %j = %i to %n step %n : i32 {
 
 // -----
 
+// CHECK: trees of 4 do not divide 2 elements
+%x = "test.op"() : () -> tensor<64x16xf32>
+%l = tile.reduce_partial max %x groups 4 width 2 tree 4 : tensor<64x16xf32> -> tensor<64x4xf32>
+
+// -----
+
 // CHECK: a pin is on f32 tiles
 %x = "test.op"() : () -> tensor<64x4xf16>
 %l = tile.pin %x : tensor<64x4xf16>
