@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I64, IntegerAttr, f32, i1, i32, i64
+from xdsl.dialects.builtin import I64, IntegerAttr, bf16, f16, f32, i1, i32, i64
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -218,7 +218,7 @@ class AsyncStoreOp(_FromSlotOp):
 
 @irdl_op_definition
 class AsyncReduceAddOp(_FromSlotOp):
-    """Like `tile.async_store`, but adds the elements atomically to those in memory (f32).
+    """Like `tile.async_store`, but adds the elements atomically to those in memory (f32, or of 16 bits: each sum is rounded).
 
     ```
     tile.async_reduce_add %slot, %dqd[%b, %h, %m0, %c0] : !tile.buffer<64x64xf32, shared>, !tile.descriptor<1x1x64x64xf32>
@@ -232,8 +232,8 @@ class AsyncReduceAddOp(_FromSlotOp):
     def verify_(self) -> None:
         super().verify_()
         assert isinstance(self.source.type, BufferType)
-        if self.source.type.element_type != f32:
-            raise VerifyException(f"an asynchronous reduction is on f32, got {self.source.type}")
+        if self.source.type.element_type not in (f32, f16, bf16):
+            raise VerifyException(f"an asynchronous reduction is on f32, f16 or bf16, got {self.source.type}")
 
 
 @irdl_op_definition

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from xdsl.dialects.builtin import (
-    ArrayAttr,
-    DenseArrayBase,
-    f32,
-    i1,
-    i32,
-    i64,
-)
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, bf16, f16, f32, i1, i32, i64
 from xdsl.ir import (
     Attribute,
     Operation,
@@ -212,7 +205,7 @@ class StoreOp(WriteAccess):
 class AtomicAddOp(WriteAccess):
     """Adds a tile (or one element) to global memory, each element atomically, in no particular order.
 
-    Floats are f32; sums of i64 are the same in every order.
+    Floats are f32, or of 16 bits, to which each addition rounds; sums of i64 are the same in every order.
     """
 
     name = "tile.atomic_add"
@@ -222,8 +215,8 @@ class AtomicAddOp(WriteAccess):
     def verify_(self) -> None:
         check_access(self, self.target, self.value.type)
         types = {element_of(self.value), element_of(self.target)}
-        if types not in ({f32}, {i64}):
-            raise VerifyException("atomic_add is on f32 or i64")
+        if types not in ({f32}, {f16}, {bf16}, {i64}):
+            raise VerifyException("atomic_add is on f32, f16, bf16 or i64")
 
 
 @irdl_op_definition

@@ -72,6 +72,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Store gradients of tables of scores that all batches share once for each batch, for a kernel to add up."""
     masks_once: bool = True
     """Mask weights alone where what is multiplied with them vanishes too, not gradients of scores once more."""
+    rounded: bool = False
+    """Where kernels are fused, add these up in the type of the table instead, in no particular order."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     positive_scale: bool = False
@@ -113,4 +115,5 @@ class ConvertAttnToTilePass(ModulePass):
             self.single,
             self.by_batch,
             self.masks_once,
+            self.rounded,
         ).run()

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
-from xdsl.dialects.builtin import FixedBitwidthType
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import (
-    AsyncLoadOp,
     AsyncReduceAddOp,
     AsyncStoreOp,
     AsyncStoreWaitOp,
@@ -31,36 +29,25 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_ROWS, AsyncSchedule
 from attn_engine.passes.hopper.edit import Before, Signature, extend_for, yield_more, yields
 from attn_engine.passes.hopper.form import RingKey, attribute, check_shared, is_zero, ring_key
+from attn_engine.passes.hopper.rings import Ring, align, check_behind, erase_load, erase_turned
 from attn_engine.passes.hopper.spare import widen
 from attn_engine.passes.hopper.steps import (
     SHARED_STAGES,
     Shared,
     Step,
+    Write,
     check_kernel,
     check_size,
     is_step,
     launched,
     signatures,
     step_of,
+    turned_of,
 )
 
 _LARGEST_N = 256
 _REGISTERS = AsyncSchedule.consumer_registers - AsyncSchedule.other_registers
 _WARPS = 4
-_ALIGNED_BITS = 128
-"""To which copies align rows."""
-
-
-@dataclass
-class _Ring:
-    """Stages of blocks of one tensor, and the descriptor that they are copied through."""
-
-    ring: SSAValue
-    descriptor: SSAValue
-
-    def copy(self, scope: Before, load: tile.LoadOp, full: SSAValue, stage: SSAValue) -> tuple[SlotOp, AsyncLoadOp]:
-        slot = scope.add(SlotOp(self.ring, stage), load.result.name_hint or "slot")
-        return slot, AsyncLoadOp(self.descriptor, list(load.indices), slot, full, stage)
 
 
 class _Pipeline:
@@ -73,7 +60,7 @@ class _Pipeline:
         self.warps = attribute(signature.kernel, "num_warps", 4)
         assert self.block.first_op is not None
         self.top = Before(self.block.first_op)
-        self.rings: dict[RingKey, _Ring] = {}
+        self.rings: dict[RingKey, Ring] = {}
         self.full: dict[RingKey, SSAValue] = {}
         self.owned: dict[SSAValue, SSAValue] = {}
         """The rings of the blocks that the program owns."""
@@ -95,13 +82,13 @@ class _Pipeline:
 
     # --- rings
 
-    def _ring(self, load: tile.LoadOp, stages: int) -> _Ring:
+    def _ring(self, load: tile.LoadOp, stages: int) -> Ring:
         key = ring_key(load)
         if key not in self.rings:
             name, shape = load.source.name_hint or "x", tile.shape_of(load.result)
             type_ = BufferType([stages, *shape], tile.element_of(load.result))
             ring = self.top.add(RingOp(type_), f"{name}s").result
-            self.rings[key] = _Ring(ring, self._descriptor(load.source, len(load.indices), shape))
+            self.rings[key] = Ring(ring, self._descriptor(load.source, len(load.indices), shape))
         return self.rings[key]
 
     def _barriers(self, load: tile.LoadOp, stages: int) -> SSAValue:
@@ -115,7 +102,7 @@ class _Pipeline:
         """A new argument: the descriptor of blocks of a global tensor along its last axes."""
         source = self.signature.passed(memory)
         if isinstance(source.owner, tile.AllocOp):
-            _align(source.owner)
+            align(source.owner)
         described = Before(self.signature.launch).add(DescribeOp(source, [*[1] * (rank - len(shape)), *shape]))
         return self.signature.add(described.result, f"{memory.name_hint or 'x'}_copies")
 
@@ -192,7 +179,7 @@ class _Pipeline:
         for write in step.writes:
             self._leave(write)
         for load in (*step.blocks, *step.beside):
-            _erase_load(load)
+            erase_load(load)
         return end.add(arith.AddiOp(count, one), "count").result
 
     def _load(self, step: Step, load: tile.LoadOp, stage: SSAValue, parity: SSAValue) -> SSAValue:
@@ -205,7 +192,7 @@ class _Pipeline:
             scope.add(copy)
         scope.add(BarrierWaitOp(full, stage, parity))
         for beside, (slot, _) in list(zip(together, copied, strict=True))[1:]:
-            _check_behind(beside, scope)
+            check_behind(beside, scope)
             for value, source in self._ways(scope, beside, slot):
                 value.replace_all_uses_with(scope.add(ReadOp(source), value.name_hint or "row").result)
         return copied[0][0].result
@@ -237,48 +224,69 @@ class _Pipeline:
 
     # --- results that leave in every step
 
-    def _leave(self, write: tile.StoreOp | tile.AtomicAddOp) -> None:
+    def _leave(self, write: Write) -> None:
         """A block is written to a slot, once the block of the step before has left it, and copied or added from there."""
         if write.target not in self.leaving:
-            descriptor = self._descriptor(write.target, len(write.indices), tile.shape_of(write.value))
-            self.leaving[write.target] = self._passing(write.value, 1), descriptor
+            self.leaving[write.target] = self._passing(write.value, 1), self._described(write)
         (ring, descriptor), scope = self.leaving[write.target], Before(write)
         scope.add(AsyncStoreWaitOp(0))
         slot = scope.add(SlotOp(ring, scope.value(0)), "leaving").result
-        scope.add(WriteOp(write.value, slot))
+        turned = turned_of(write.value)
+        if turned is None:
+            scope.add(WriteOp(write.value, slot))
+        else:
+            scope.add(WriteOp(turned, scope.add(TransposedSlotOp(slot), "leaving_turned")))
         scope.add(ProxyFenceOp())
+        self._send(scope, write, slot, descriptor)
+
+    def _described(self, write: Write) -> SSAValue:
+        return self._descriptor(write.target, len(write.indices), tile.shape_of(write.value))
+
+    @staticmethod
+    def _send(scope: Before, write: Write, slot: SSAValue, descriptor: SSAValue) -> None:
+        """Copies or adds a slot to memory in place of a write."""
         kind = AsyncStoreOp if isinstance(write, tile.StoreOp) else AsyncReduceAddOp
         scope.add(kind(slot, descriptor, list(write.indices)))
-        Rewriter.erase_op(write)
+        erase_turned(write)
 
     # --- products over the rows that consumers share
 
     def _shared(self, shared: Shared, number: int, count: SSAValue, zero: SSAValue) -> None:
-        """The operand goes through a slot, so that every consumer sees all rows of it, and the result through one to memory."""
+        """The operand goes through a slot, so that every consumer sees all rows of it, and the result through one to memory.
+
+        An operand that leaves itself lies in its slot as it does in memory.
+        """
         if number == len(self.passing):
-            self.passing.append((self._passing(shared.result, SHARED_STAGES), self._passing(shared.dot.result, 1)))
+            operand = shared.dot.a if shared.leaving else shared.result
+            self.passing.append((self._passing(operand, SHARED_STAGES), self._passing(shared.dot.result, 1)))
         operands, results = self.passing[number]
         scope = Before(shared.dot)
         self.turns.append(scope.add(arith.RemSIOp(count, scope.value(SHARED_STAGES)), "turn"))
         stage = self.turns[-1].result
-        slot = scope.add(SlotOp(operands, stage), "shared").result
+        whole = slot = scope.add(SlotOp(operands, stage), "shared").result
+        if shared.leaving:
+            slot = scope.add(TransposedSlotOp(slot), "shared_turned").result
         scope.add(WriteOp(shared.result, slot))
         scope.add(ProxyFenceOp())
         turned = scope.add(TransposedSlotOp(slot), "shared_turned")
         block = scope.add(SlotOp(self._own(shared.block), zero), shared.block.result.name_hint or "owned")
         pending = scope.add(AsyncDotOp(turned, block, None, self._beside(shared.dot)), "pending")
+        for write in shared.leaving:
+            if write.target not in self.leaving:
+                self.leaving[write.target] = operands, self._described(write)
+            self._send(scope, write, whole, self.leaving[write.target][1])
         value = scope.add(WaitOp(0, [pending]), shared.dot.result.name_hint or "x").values[0]
         self._add(shared, value, results)
-        turn = shared.dot.a.owner
-        for op in (shared.add, shared.dot, turn):
-            assert isinstance(op, Operation)
-            Rewriter.erase_op(op)
+        erase_turned(shared.dot, shared.add)
 
     def _add(self, shared: Shared, value: SSAValue, results: SSAValue) -> None:
-        """Adds a result to memory, through a slot that the result of the step before has left."""
+        """Adds a result to memory, through a slot that the result of the step before has left.
+
+        An operand that leaves in the same step may still be on its way: its slot is written again two steps later.
+        """
         scope = Before(shared.add)
         descriptor = self._sums(shared)
-        scope.add(AsyncStoreWaitOp(0))
+        scope.add(AsyncStoreWaitOp(len(shared.leaving)))
         slot = scope.add(SlotOp(results, scope.value(0)), "sums").result
         scope.add(WriteOp(value, slot))
         scope.add(ProxyFenceOp())
@@ -306,32 +314,6 @@ class _Pipeline:
         if isinstance(owner, tile.LoadOp):
             return scope.add(SlotOp(self._own(owner), zero), owner.result.name_hint or "owned").result
         return scope.add(DotOperandOp(dot.a, layout), "operand").result
-
-
-def _check_behind(vector: tile.LoadOp, scope: Before) -> None:
-    for use in vector.result.uses:
-        user = use.operation
-        if user.parent is scope.block and user.is_before_in_block(scope.anchor):
-            raise AsyncUnsupportedError("it computes with vectors before its first product")
-
-
-def _align(alloc: tile.AllocOp) -> None:
-    """Rows of a temporary start at multiples of 16 bytes."""
-    *outer, last = alloc.sizes
-    if isinstance(last.owner, arith.MuliOp) and last.name_hint == "aligned":
-        return
-    scope = Before(alloc)
-    element = tile.element_of(alloc.result)
-    assert isinstance(element, FixedBitwidthType)
-    units = scope.value(scope.round_up(last, _ALIGNED_BITS // element.bitwidth, "aligned"))
-    alloc.operands = [*outer, units]
-
-
-def _erase_load(load: tile.LoadOp) -> None:
-    for use in list(load.result.uses):
-        if isinstance(use.operation, tile.TransposeOp) and not use.operation.result.uses:
-            Rewriter.erase_op(use.operation)
-    Rewriter.erase_op(load)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,22 @@ def _replace(op: tile.MapOp, new: Sequence[tile.MapOp], results: Sequence[SSAVal
     Rewriter.erase_op(op)
 
 
+def _share_results(op: tile.MapOp) -> None:
+    """Results that are the same value become one."""
+    end = op.body.block.last_op
+    assert isinstance(end, tile.MapYieldOp)
+    first = dict(reversed([*zip(end.values, op.outputs, strict=True)]))
+    if len(first) == len(op.outputs):
+        return
+    kept = [value for value, output in zip(end.values, op.outputs, strict=True) if first[value] is output]
+    results = [kept.index(value) for value in end.values]
+    body = op.detach_region(0).detach_block(0)
+    Rewriter.replace_op(end, tile.MapYieldOp(*kept))
+    types = [first[value].type for value in kept]
+    new = tile.MapOp([v for v, _ in _inputs(op)], [a for _, a in _inputs(op)], types, body)
+    _replace(op, [new], [new.outputs[n] for n in results])
+
+
 # --- splitting ---------------------------------------------------------------------------------
 
 
@@ -186,6 +202,8 @@ def stage(body: Block) -> None:
         if found is None:
             break
         _fuse(*found)
+    for op in [o for o in body.ops if isinstance(o, tile.MapOp)]:
+        _share_results(op)
     levels = _levels(body)
     for op in [o for o in body.ops if isinstance(o, tile.MapOp)]:
         _split(op, levels)

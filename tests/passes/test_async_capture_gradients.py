@@ -9,32 +9,45 @@ from xdsl.dialects import scf
 from attn_engine import library, pipelines
 from attn_engine.backends.gluon.legalize import GRADIENTS
 from attn_engine.dialects import tile as dialect
+from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp, AsyncStoreOp
+from attn_engine.dialects.tile_async_product import AsyncDotOp
 from attn_engine.frontend import Definition, build
 from attn_engine.interpreters import tile, tile_async
+from attn_engine.passes.hopper.role_steps import slot_of
 from attn_engine.runtime import driver
 from tests.passes.test_tile_async_backward import Compiled, D, problem
 
 SIZES = (130, 200)
 TABLE = torch.linspace(-1, 1, 2 * sum(SIZES)).reshape(2, -1)
 BIAS = torch.linspace(-1, 1, 2 * SIZES[0] * SIZES[1]).reshape(1, 2, *SIZES)
-BLOCKWISE = {
-    "pair": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, h, q, kv]),
-    "pair, causal": Definition(
-        score_mod=lambda s, b, h, q, kv: s * BIAS[b, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
-    ),
-    "heads share": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[b, 1, q, kv]),
-}
-SHARED = {
-    "batches": Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[0, h, q, kv]),
-    "batches, causal": Definition(
-        score_mod=lambda s, b, h, q, kv: s * BIAS[0, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
-    ),
-    "batches, the second of two entries": Definition(
-        score_mod=lambda s, b, h, q, kv: s + torch.cat([BIAS, BIAS])[1, h, q, kv],
-        mask_mod=lambda b, h, q, kv: (kv + b) % 3 > 0,
-    ),
-}
+HALF = BIAS.half()
+
+
+def blockwise(bias: torch.Tensor) -> dict[str, Definition]:
+    return {
+        "pair": Definition(score_mod=lambda s, b, h, q, kv: s + bias[b, h, q, kv]),
+        "pair, causal": Definition(
+            score_mod=lambda s, b, h, q, kv: s * bias[b, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
+        ),
+        "heads share": Definition(score_mod=lambda s, b, h, q, kv: s + bias[b, 1, q, kv]),
+    }
+
+
+def shared(bias: torch.Tensor) -> dict[str, Definition]:
+    return {
+        "batches": Definition(score_mod=lambda s, b, h, q, kv: s + bias[0, h, q, kv]),
+        "batches, causal": Definition(
+            score_mod=lambda s, b, h, q, kv: s * bias[0, h, q, kv], mask_mod=lambda b, h, q, kv: q >= kv
+        ),
+        "batches, the second of two entries": Definition(
+            score_mod=lambda s, b, h, q, kv: s + torch.cat([bias, bias])[1, h, q, kv],
+            mask_mod=lambda b, h, q, kv: (kv + b) % 3 > 0,
+        ),
+    }
+
+
+BLOCKWISE, SHARED = blockwise(BIAS), shared(BIAS)
 DEFINITIONS = {
     "distances": Definition(score_mod=lambda s, b, h, q, kv: s + TABLE[h, q - kv + SIZES[1]]),
     "distances, causal": Definition(
@@ -103,6 +116,30 @@ def test_parts_of_batches(name: str):
     given = [problem(m, (2, 2, 1), SIZES) for m in (made, added)]
     parts, sums = (g.gradients(tile.run_plan, m.value)[3] for g, m in zip(given, (made, added), strict=True))
     torch.testing.assert_close(parts, sums, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("option", ["", " by_batch=true", " by_batch=true rounded=true"])
+@pytest.mark.parametrize("name", [*BLOCKWISE, *SHARED])
+def test_blocks_that_leave_the_kernel_of_all_gradients(name: str, option: str):
+    """There scores have keys along their rows: blocks leave turned, through the slot of dq's operand if they are that."""
+    definition = {**blockwise(HALF), **shared(HALF)}[name]
+    made = compiled(definition, ("q", "k", "v", "0"), f"fused=true{option} exact")
+    kernels = [op for op in made.scheduled.ops if isinstance(op, dialect.KernelOp)]
+    assert not any(op.sym_name.data == "backward_dq" for op in kernels)
+    (kernel,) = (op for op in kernels if op.sym_name.data == "backward_dkdv")
+    (roles,) = (op for op in kernel.body.block.ops if isinstance(op, RolesOp))
+    consumer = list(roles.bodies[0].block.walk())
+    bodies = [op.body.block for op in consumer if isinstance(op, scf.ForOp)]
+    sends = [op for body in bodies for op in body.ops if isinstance(op, AsyncStoreOp | AsyncReduceAddOp)]
+    sent, multiplied = (
+        {slot.ring for value in values if (slot := slot_of(value)) is not None}
+        for values in ([op.source for op in sends], [op.a for op in consumer if isinstance(op, AsyncDotOp)])
+    )
+    assert len({op.descriptor for op in sends}) == len(sent) == 2
+    assert bool(sent & multiplied) == (
+        name == "pair" or (name.startswith("batches") and "causal" not in name and bool(option))
+    )
+    check(made, (1 + (name in SHARED), 2, 1))
 
 
 def test_two_blocks_of_one_table():

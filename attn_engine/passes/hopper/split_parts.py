@@ -17,6 +17,7 @@ from attn_engine.dialects.tile_types import BufferType, DescriptorType, MmaLayou
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_ROWS
 from attn_engine.passes.hopper.edit import Before, Signature
+from attn_engine.passes.hopper.role_steps import slot_of
 from attn_engine.passes.hopper.rows import own_constants, row_axes, walk
 from attn_engine.passes.hopper.split_rows import retype
 from attn_engine.passes.hopper.steps import adds_up
@@ -57,7 +58,8 @@ class SplitParts:
         axes = row_axes(self.block, seeds)
         for op in list(walk(self.block)):
             self._move(op, axes)
-        leaving = self._leaving(axes, [_ring_of(op.a) for op in owned])
+        passed = list(dict.fromkeys(_ring_of(op.a) for op in over))
+        leaving = self._leaving(axes, [*(_ring_of(op.a) for op in owned), *passed])
         for read in [o for o in walk(self.block) if isinstance(o, ReadOp) and o.result in axes]:
             self._view(read, 0, axes[read.result])
         retype(axes, self.parts)
@@ -67,20 +69,25 @@ class SplitParts:
                 self._share(ring)
             else:
                 self._divide(ring)
+        for ring in passed:
+            self._pass(ring)
         for op in over:
             assert isinstance(op.a.owner, TransposedSlotOp)
-            self._pass(_ring_of(op.a.owner.source))
             if self._is_high(op):
                 self._turn_part(op, op.a.owner)
             else:
                 self._view(op, 1, 1)
-        adds = [o for o in walk(self.block) if isinstance(o, AsyncReduceAddOp) and leaving[_ring_of(o.source)]]
-        for ring in [ring for ring, axis in leaving.items() if axis == 0]:
-            self._divide(ring)
-        for ring in dict.fromkeys(_ring_of(op.source) for op in adds):
-            self._divide_columns(ring)
-        for op in adds:
-            self._move_add(op)
+        sent = [o for o in walk(self.block) if isinstance(o, AsyncStoreOp | AsyncReduceAddOp)]
+        beside = [o for o in sent if _ring_of(o.source) in passed or leaving.get(_ring_of(o.source))]
+        for ring, axis in leaving.items():
+            if axis == 0:
+                self._divide(ring)
+            else:
+                self._divide_columns(ring)
+        for op in beside:
+            if _ring_of(op.source) in passed:
+                self._view(op, 0, 1)
+            self._move_columns(op)
         for op in walk(self.block):
             if isinstance(op, AsyncDotOp | DotOperandOp):
                 op.properties["layout"] = MmaLayoutAttr(_WARPS, 1, op.layout.n)
@@ -115,13 +122,13 @@ class SplitParts:
             raise AsyncUnsupportedError("it reduces over the rows that consumers share")
 
     def _leaving(self, axes: dict[SSAValue, int], owned: list[RingOp]) -> dict[RingOp, int]:
-        """The rings through which results of steps leave, and along which axis of these the owned rows run."""
+        """The other rings through which results of steps leave, and along which axis of these the owned rows run."""
         leave = [o.source for o in walk(self.block) if isinstance(o, AsyncStoreOp | AsyncReduceAddOp)]
         rings = [ring for ring in map(_ring_of, leave) if ring not in owned]
         writes = [o for o in walk(self.block) if isinstance(o, WriteOp) and _ring_of(o.target) in rings]
         if any(o.value not in axes for o in writes):
             raise AsyncUnsupportedError("what leaves in its steps is the same for all rows of scores")
-        return {_ring_of(o.target): axes[o.value] for o in writes}
+        return {_ring_of(o.target): axes[o.value] ^ isinstance(o.target.owner, TransposedSlotOp) for o in writes}
 
     # --- owned blocks
 
@@ -165,9 +172,8 @@ class SplitParts:
 
     def _pass(self, ring: RingOp) -> None:
         """A result of the step that all consumers read: each writes its rows."""
-        for slot in [use.operation for use in list(ring.result.uses)]:
-            for use in [u for u in list(slot.results[0].uses) if isinstance(u.operation, WriteOp)]:
-                self._view(use.operation, use.index, 0)
+        for op in [o for o in walk(self.block) if isinstance(o, WriteOp) and _ring_of(o.target) is ring]:
+            self._view(op, 1, 0)
 
     def _divide_columns(self, ring: RingOp) -> None:
         """A slot for the columns of each part."""
@@ -176,18 +182,23 @@ class SplitParts:
         new = Before(ring).add(RingOp(type_), ring.result.name_hint or "ring").result
         for slot in [use.operation for use in list(ring.result.uses)]:
             own = Before(slot).add(SlotOp(new, self.part), slot.results[0].name_hint or "own").result
+            for turned in [
+                u.operation for u in list(slot.results[0].uses) if isinstance(u.operation, TransposedSlotOp)
+            ]:
+                turned.result.replace_all_uses_with(Before(turned).add(TransposedSlotOp(own), "turned").result)
+                Rewriter.erase_op(turned)
             slot.results[0].replace_all_uses_with(own)
             Rewriter.erase_op(slot)
         Rewriter.erase_op(ring)
 
-    def _move_add(self, add: AsyncReduceAddOp) -> None:
-        """Every consumer adds its columns to memory."""
-        assert isinstance(add.source.type, BufferType)
-        columns = add.source.type.get_shape()[-1]
-        place, scope = list(add.coordinates), Before(add)
+    def _move_columns(self, op: AsyncStoreOp | AsyncReduceAddOp) -> None:
+        """Every consumer stores or adds its columns to memory."""
+        assert isinstance(op.source.type, BufferType)
+        columns = op.source.type.get_shape()[-1]
+        place, scope = list(op.coordinates), Before(op)
         offset = scope.value(scope.times(self.part, columns, "part_columns"))
         place[-1] = scope.add(arith.AddiOp(place[-1], offset), "column").result
-        Rewriter.replace_op(add, AsyncReduceAddOp(add.source, self._describe(add.descriptor, columns), place))
+        Rewriter.replace_op(op, type(op)(op.source, self._describe(op.descriptor, columns), place))
 
     def _load(self, load: AsyncLoadOp, ring: SSAValue) -> None:
         """One copy for each part, onto the same barrier."""
@@ -234,6 +245,6 @@ class SplitParts:
 
 
 def _ring_of(value: SSAValue) -> RingOp:
-    slot = value.owner
-    assert isinstance(slot, SlotOp) and isinstance(slot.ring.owner, RingOp)
+    slot = slot_of(value)
+    assert slot is not None and isinstance(slot.ring.owner, RingOp)
     return slot.ring.owner

@@ -7,7 +7,7 @@ the program owns, or elementwise results, with them, and accumulates. What lies 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
@@ -22,6 +22,7 @@ from attn_engine.passes.hopper.edit import Signature
 from attn_engine.passes.hopper.form import find_plan
 
 _MATRIX_RANK = 2
+Write = tile.StoreOp | tile.AtomicAddOp
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Shared:
     """Of the step, before it is turned: rows are those that consumers share."""
     block: tile.LoadOp
     add: tile.AtomicAddOp
+    leaving: tuple[Write, ...] = ()
+    """How the result itself leaves, turned, in every step."""
 
     @classmethod
     def of(cls, dot: tile.DotOp) -> Shared | None:
@@ -46,6 +49,10 @@ class Shared:
         if not isinstance(add, tile.AtomicAddOp) or tile.ints_of(add.dims) != (2, 3):
             return None
         return cls(dot, turned.value, block, add)
+
+    def with_leaving(self, writes: Sequence[Write]) -> Shared:
+        """With those of some writes that are of its result."""
+        return replace(self, leaving=tuple(write for write in writes if turned_of(write.value) is self.result))
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,8 @@ class Step:
     tables: tuple[tile.LoadOp, ...] = ()
     """Blocks with an element per score, which arithmetic reads, turned or not."""
 
-    writes: tuple[tile.StoreOp | tile.AtomicAddOp, ...] = ()
-    """Blocks of results that leave in every step."""
+    writes: tuple[Write, ...] = ()
+    """Blocks of other results that leave in every step."""
 
     @property
     def beside(self) -> tuple[tile.LoadOp, ...]:
@@ -85,6 +92,11 @@ def step_bodies(block: Block) -> Iterator[Block]:
     for op in block.walk():
         if isinstance(op, scf.ForOp) and is_step(op):
             yield op.body.block
+
+
+def turned_of(value: SSAValue) -> SSAValue | None:
+    """What a value is turned from, if it is."""
+    return value.owner.value if isinstance(value.owner, tile.TransposeOp) else None
 
 
 def block_of(value: SSAValue) -> tile.LoadOp | None:
@@ -143,10 +155,12 @@ def step_of(body: Block, signature: Signature) -> Step:
     vectors = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and _is_vector(op, signature))
     loads = tuple(op for op in body.ops if isinstance(op, tile.LoadOp) and op in blocks)
     tables, writes = tuple(_tables(body, dots, loads)), tuple(_writes(body, [s.add for s in shared]))
-    return Step(body, dots, loads, vectors, shared, tables, writes)
+    shared = tuple(one.with_leaving(writes) for one in shared)
+    known = [write for one in shared for write in one.leaving]
+    return Step(body, dots, loads, vectors, shared, tables, tuple(w for w in writes if w not in known))
 
 
-def _writes(body: Block, known: Sequence[Operation]) -> Iterator[tile.StoreOp | tile.AtomicAddOp]:
+def _writes(body: Block, known: Sequence[Operation]) -> Iterator[Write]:
     """Raises `AsyncUnsupportedError` for what does not leave as a block along the last two axes of its memory."""
     for op in body.ops:
         if isinstance(op, tile.ScatterAddOp):

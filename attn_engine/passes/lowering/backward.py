@@ -7,13 +7,14 @@ positions through their distance alone, in blocks where it is read at [.., q, kv
 kernel is to add these up), else element by element.
 
 Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
-seven; captures whose index has no query are found with them, others keep the two kernels apart. Heads so wide that
+seven; captures whose index has no query are found with them, and those that leave in blocks, others keep the two kernels
+apart. Heads so wide that
 registers do not hold the sums of both have dk and dv apart too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
@@ -57,12 +58,16 @@ class BackwardLowering:
     single: bool = False
     by_batch: bool = False
     masks_once: bool = True
+    rounded: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
         self.blockwise = score_gradients(op, self.exact, self.single, self.by_batch)
+        fused = self.fused and fuses(op, self.blockwise)
+        if fused and self.rounded:
+            self.blockwise = {n: gradient.added for n, gradient in self.blockwise.items()}
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
         operands.descriptors, operands.one_loop = self.descriptors, self.one_loop
         operands.masks_once = self.masks_once
@@ -74,33 +79,40 @@ class BackwardLowering:
         mods.before()
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
-        sums = QuerySums(op, operands) if self.fused and fuses(op) else None
+        sums = QuerySums(op, operands) if fused else None
         by_key = [n for n, axes in owned.items() if "q" not in axes and ("kv" in axes or sums is not None)]
         by_query = [n for n, axes in owned.items() if "kv" not in axes and n not in by_key]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]
+        largest = (max(self.dq.m, self.dkdv.m), max(self.dq.n, self.dkdv.n))
+        shared = {n: BatchSums(op, operands, g, largest) for n, g in self.blockwise.items() if g.shared}
+        leaving = {**self.blockwise, **shared}
         if sums is None and (operands.leads("dq") or by_query or by_both):
             kernel = Kernel(f"{self.name}_dq", plan, self.dq, shares_batches(op))
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
             diagonals = self._diagonals(operands, owned, by_both)
             scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
-            largest = (max(self.dq.m, self.dkdv.m), max(self.dq.n, self.dkdv.n))
-            shared = {n: BatchSums(op, operands, g, largest) for n, g in self.blockwise.items() if g.shared}
-            contributions = (by_query, scattered, diagonals, {**self.blockwise, **shared})
+            contributions = (by_query, scattered, diagonals, leaving)
             QueryGradients(op, operands, kernel, vectors, *contributions).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
             self.kernels += [found.finish(f"{self.name}_distances{n}") for n, found in diagonals.items()]
-            self.kernels += [found.finish(f"{self.name}_batches{n}") for n, found in shared.items()]
+            self._finish(shared)
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
                 kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv, shares_batches(op))
                 blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
-                KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only).build()
+                here = leaving if sums is not None else {}
+                KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only, here).build()
                 self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
         if sums is not None:
+            self._finish(shared)
             self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
         return [*tables.kernels, *mods.kernels, *self.kernels, plan.finish()]
+
+    def _finish(self, shared: Mapping[int, BatchSums]) -> None:
+        """Kernels that add parts of batches up."""
+        self.kernels += [found.finish(f"{self.name}_batches{n}") for n, found in shared.items()]
 
     def _diagonals(
         self, operands: Operands, owned: Mapping[int, frozenset[str]], by_both: Sequence[int]
@@ -157,10 +169,11 @@ class BackwardLowering:
         return vectors
 
 
-def fuses(op: attn.BackwardOp) -> bool:
-    """Whether the dk/dv kernel can find dq too: there are such gradients, and none of a capture with an index of queries."""
-    by_key = all("q" not in axes for axes in capture_axes(op))
-    return by_key and op.dq is not None and (op.dk is not None or op.dv is not None)
+def fuses(op: attn.BackwardOp, blockwise: Container[int] = ()) -> bool:
+    """Whether the dk/dv kernel can find dq too: there are such gradients, and no other of a capture with an index of queries
+    than those contributions that leave as blocks."""
+    found = all("q" not in axes or n in blockwise for n, axes in enumerate(capture_axes(op)))
+    return found and op.dq is not None and (op.dk is not None or op.dv is not None)
 
 
 def _zero_like(scope: Scope, memory: SSAValue) -> SSAValue:

@@ -43,6 +43,10 @@ class BatchSums:
     def capture(self) -> int:
         return self.gradient.capture
 
+    @property
+    def bounded(self) -> bool:
+        return True
+
     def leave(self, frame: Frame, scope: Scope, value: SSAValue, q0: SSAValue, n0: SSAValue) -> None:
         """Stores a block of contributions, 0 where they do not count."""
         limits = {} if frame.operands.whole else {0: frame.sq, 1: frame.skv}

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.batch_sums import BatchSums
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, spread
 from attn_engine.passes.lowering.gradients import flush, in_range, places_of, summed
 from attn_engine.passes.lowering.kernel import Kernel, close, loop
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound
-from attn_engine.passes.lowering.query_gradients import element, operand_gradient
+from attn_engine.passes.lowering.query_gradients import contribution, element, operand_gradient
 from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.ranges import over, spans
 from attn_engine.passes.lowering.scope import Scope
+from attn_engine.passes.lowering.score_gradients import ScoreGradient
 from attn_engine.passes.simplify_rule import predicate_of
 
 
@@ -26,7 +28,7 @@ from attn_engine.passes.simplify_rule import predicate_of
 class KeyGradients:
     """`carried` are the contributions of a key, summed over the queries of one head; `query_sums` where dq is added up.
 
-    `only` are the gradients that this kernel finds.
+    `only` are the gradients that this kernel finds, `blockwise` the contributions that leave as a block of every step.
     """
 
     op: attn.BackwardOp
@@ -36,6 +38,7 @@ class KeyGradients:
     carried: list[int]
     query_sums: QuerySums | None = None
     only: Sequence[str] = ("dk", "dv")
+    blockwise: Mapping[int, ScoreGradient | BatchSums] = field(default_factory=dict[int, ScoreGradient | BatchSums])
 
     def _finds(self, name: str) -> bool:
         return name in self.only and self.frame.leads(name)
@@ -99,16 +102,25 @@ class KeyGradients:
         operand_of = {"dk": dx, "dv": p}
         names = [n for n in operand_of if self._finds(n) or (n == "dk" and self.query_sums is not None)]
         wanted += [cast(program, operand_of[n], operands.element) for n in names]
+        wanted += [contribution(frame, program, c, index[2], self.blockwise) for c in self.blockwise]
         program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
+        self._leave(scope, found[len(found) - len(self.blockwise) :], q0)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
-        factors = {n: spread(scope, f, frame.shape) for n, f in zip(names, found[count:], strict=True)}
+        factors = {n: spread(scope, f, frame.shape) for n, f in zip(names, found[count:], strict=False)}
         sums = [n for n in names if self._finds(n)]
         for name, old in zip(sums, inside[count:], strict=True):
             new.append(frame.dot(scope, factors[name], q if name == "dk" else d_o, old, name))
         if self.query_sums is not None:
             self.query_sums.add(frame, scope, factors["dk"], self.k, q0, limit)
         return new
+
+    def _leave(self, scope: Scope, found: Sequence[Bound], q0: SSAValue) -> None:
+        """Blocks of contributions, with keys along their rows, as memory has them."""
+        for gradient, value in zip(self.blockwise.values(), found, strict=True):
+            whole = spread(scope, value, self.frame.shape)
+            turned = scope.add(tile.TransposeOp(whole), value.value.name_hint or "d").result
+            gradient.leave(self.frame, scope, turned, q0, self.n0)
 
     def _scores(self, scope: Scope, q: SSAValue) -> SSAValue:
         """Scores with keys along the rows; rounded as the other kernels round them where equality of scores counts."""

@@ -89,7 +89,7 @@ class QueryGradients:
         if frame.leads("dq"):
             wanted.append(cast(program, dx, operands.element))
         apart = [*self.scattered, *self.diagonals, *self.blockwise]
-        wanted += [self._contribution(program, c, index[2]) for c in apart]
+        wanted += [contribution(frame, program, c, index[2], self.blockwise) for c in apart]
         found = frame.run(program, scope, wanted)
         for c, value in zip(apart, found[len(found) - len(apart) :], strict=True):
             self._leave(scope, program, c, value, n0)
@@ -98,14 +98,6 @@ class QueryGradients:
             ds = spread(scope, found[len(self.carried)], frame.shape)
             new.append(frame.dot(scope, ds, k, inside[-1], "dq"))
         return new
-
-    def _contribution(self, program: Program, number: int, q: SSAValue) -> SSAValue:
-        """An element of a contribution, in the type of the memory that it goes to."""
-        value = counted(self.frame, program, program.contributions[number].value, q, self.frame.sq)
-        if number not in self.blockwise:
-            return value
-        name = self.operands.capture_names[self.blockwise[number].capture]
-        return cast(program, value, tile.element_of(self.operands[f"d_{name}"]))
 
     def _leave(self, scope: Scope, program: Program, number: int, value: Bound, n0: SSAValue) -> None:
         frame = self.frame
@@ -132,6 +124,19 @@ class QueryGradients:
             frame, scope, region, program, [nothing, nothing, *index, *[nothing] * len(self.vectors)], number
         )
         flush(frame, scope, target, Bound(value, (0,)), frame.shape)
+
+
+def contribution(
+    frame: Frame, program: Program, number: int, q: SSAValue, blockwise: Mapping[int, ScoreGradient | BatchSums]
+) -> SSAValue:
+    """An element of a contribution, in the type of the memory that it goes to; 0 beyond the end, unless that stays out there."""
+    value, gradient = program.contributions[number].value, blockwise.get(number)
+    if gradient is None or not gradient.bounded:
+        value = counted(frame, program, value, q, frame.sq)
+    if gradient is None:
+        return value
+    name = frame.operands.capture_names[gradient.capture]
+    return cast(program, value, tile.element_of(frame.operands[f"d_{name}"]))
 
 
 def element(

@@ -1,13 +1,14 @@
 """Gradients of captures that are read at [.., q, kv]: a block of scores is a block of them, and leaves as one.
 
 Where no two scores have the same place, blocks are stored, in the type of the capture; where scores of different batches
-have, a part for each batch may be; elsewhere blocks are added up.
+have, a part for each batch may be, or blocks are added up in that type, if batches are few; elsewhere blocks are added
+up in f32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr
@@ -28,13 +29,25 @@ _CASTS = (arith.ExtSIOp, arith.TruncIOp)
 class ScoreGradient:
     """One contribution: its capture, where on the axes before the last two it goes, and whether each place has one score.
 
-    `shared` says that each has one of every batch.
+    `shared` says that each has one of every batch, and that parts of each batch are stored; `rounded` that these are added
+    up in the type of the capture instead, in no particular order.
     """
 
     capture: int
     leading: tuple[SSAValue, ...]
     alone: bool
     shared: bool = False
+    rounded: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether memory ends where queries and keys do."""
+        return self.alone or self.shared or self.rounded
+
+    @property
+    def added(self) -> ScoreGradient:
+        """Added up where it would be stored in parts."""
+        return replace(self, shared=False, rounded=self.shared or self.rounded)
 
     def leave(self, frame: Frame, scope: Scope, value: SSAValue, q0: SSAValue, n0: SSAValue) -> None:
         """Stores or adds a block of contributions, 0 where they do not count."""
@@ -102,8 +115,8 @@ def shares_batches(op: attn.BackwardOp) -> bool:
 
 
 def stored(found: Sequence[ScoreGradient]) -> set[int]:
-    """The captures whose gradients are stored."""
-    return {gradient.capture for gradient in found if gradient.alone or gradient.shared}
+    """The captures whose gradients have the captures' own types."""
+    return {gradient.capture for gradient in found if gradient.bounded}
 
 
 def _plain(index: SSAValue) -> SSAValue:

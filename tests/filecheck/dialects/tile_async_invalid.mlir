@@ -80,9 +80,9 @@ tile.async_store %s, %d[%i, %i, %i] : !tile.buffer<64x64xf16, shared>, !tile.des
 
 // -----
 
-// CHECK: an asynchronous reduction is on f32
-%d, %s, %i = "test.op"() : () -> (!tile.descriptor<64x64xf16>, !tile.buffer<64x64xf16, shared>, i32)
-tile.async_reduce_add %s, %d[%i, %i] : !tile.buffer<64x64xf16, shared>, !tile.descriptor<64x64xf16>
+// CHECK: an asynchronous reduction is on f32, f16 or bf16
+%d, %s, %i = "test.op"() : () -> (!tile.descriptor<64x64xi32>, !tile.buffer<64x64xi32, shared>, i32)
+tile.async_reduce_add %s, %d[%i, %i] : !tile.buffer<64x64xi32, shared>, !tile.descriptor<64x64xi32>
 
 // -----
 

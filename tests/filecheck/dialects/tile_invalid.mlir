@@ -78,9 +78,9 @@ tile.atomic_max %t, %x[%i] dims [0] : tensor<4xf32>, !tile.global<1 x f32>
 
 // -----
 
-// CHECK: atomic_add is on f32 or i64
-%x, %i, %t = "test.op"() : () -> (!tile.global<1 x f16>, i32, tensor<4xf16>)
-tile.atomic_add %t, %x[%i] dims [0] : tensor<4xf16>, !tile.global<1 x f16>
+// CHECK: atomic_add is on f32, f16, bf16 or i64
+%x, %i, %t = "test.op"() : () -> (!tile.global<1 x i32>, i32, tensor<4xi32>)
+tile.atomic_add %t, %x[%i] dims [0] : tensor<4xi32>, !tile.global<1 x i32>
 
 // -----
 
