@@ -71,20 +71,23 @@ def _replace(op: tile.MapOp, new: Sequence[tile.MapOp], results: Sequence[SSAVal
     Rewriter.erase_op(op)
 
 
-def _share_results(op: tile.MapOp) -> None:
-    """Results that are the same value become one."""
+def _share_turned(op: tile.MapOp) -> None:
+    """A result that is only turned becomes one with another that is the same value: turned ones lie in shared memory."""
     end = op.body.block.last_op
     assert isinstance(end, tile.MapYieldOp)
-    first = dict(reversed([*zip(end.values, op.outputs, strict=True)]))
-    if len(first) == len(op.outputs):
+    ends, results, kept = list(end.values), list(range(len(op.outputs))), list(range(len(op.outputs)))
+    for n, output in enumerate(op.outputs):
+        first = ends.index(ends[n])
+        if first < n and all(isinstance(use.operation, tile.TransposeOp) for use in output.uses):
+            results[n] = first
+            kept.remove(n)
+    if len(kept) == len(ends):
         return
-    kept = [value for value, output in zip(end.values, op.outputs, strict=True) if first[value] is output]
-    results = [kept.index(value) for value in end.values]
     body = op.detach_region(0).detach_block(0)
-    Rewriter.replace_op(end, tile.MapYieldOp(*kept))
-    types = [first[value].type for value in kept]
-    new = tile.MapOp([v for v, _ in _inputs(op)], [a for _, a in _inputs(op)], types, body)
-    _replace(op, [new], [new.outputs[n] for n in results])
+    Rewriter.replace_op(end, tile.MapYieldOp(*(ends[n] for n in kept)))
+    sources = _inputs(op)
+    new = tile.MapOp([v for v, _ in sources], [a for _, a in sources], [op.outputs[n].type for n in kept], body)
+    _replace(op, [new], [new.outputs[kept.index(n)] for n in results])
 
 
 # --- splitting ---------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ def stage(body: Block) -> None:
             break
         _fuse(*found)
     for op in [o for o in body.ops if isinstance(o, tile.MapOp)]:
-        _share_results(op)
+        _share_turned(op)
     levels = _levels(body)
     for op in [o for o in body.ops if isinstance(o, tile.MapOp)]:
         _split(op, levels)
