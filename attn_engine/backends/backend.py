@@ -96,7 +96,7 @@ class Backend:
     masks_once: bool = True
     """Whether gradients of scores do without a mask of their own where that of the weights is enough."""
     sums_diagonals: bool = False
-    """Whether it prints `tile.add_diagonals`."""
+    """Whether it prints `tile.add_diagonals`, and `tile.load_diagonals`."""
     fuses: bool = False
     """Whether its kernel of dk and dv may find dq too, as sums in memory in no particular order."""
     on_host: bool = False

@@ -85,6 +85,9 @@ from attn_engine.dialects.tile_compute import (
 from attn_engine.dialects.tile_diagonal import (
     AddDiagonalsOp as AddDiagonalsOp,
 )
+from attn_engine.dialects.tile_diagonal import (
+    LoadDiagonalsOp as LoadDiagonalsOp,
+)
 from attn_engine.dialects.tile_host import (
     AllocOp as AllocOp,
 )
@@ -147,6 +150,7 @@ Tile = Dialect(
     "tile",
     [
         AddDiagonalsOp,
+        LoadDiagonalsOp,
         AllocOp,
         AtomicAddOp,
         AtomicMaxOp,

@@ -176,6 +176,18 @@ def _atomic_add(machine: Machine, op: tile.AtomicAddOp) -> Sequence[Tensor]:
     return []
 
 
+def _load_diagonals(machine: Machine, op: tile.LoadDiagonalsOp) -> Sequence[Tensor]:
+    memory, shape = machine.values[op.source], tile.shape_of(op.result)
+    *lead, origin = machine.ints(op.indices)
+    starts = machine.ints([op.rows, op.columns])
+    rows, columns = (torch.arange(size) + start for size, start in zip(shape, starts, strict=True))
+    apart = columns[None, :] - rows[:, None]
+    place = origin + (-apart if op.turned is not None else apart)
+    placed = [*(torch.full_like(place, index) for index in lead), place]
+    tile_memory.check_gather(op.name, memory, placed, torch.ones(shape, dtype=torch.bool))
+    return [memory[tuple(placed)]]
+
+
 def _add_diagonals(machine: Machine, op: tile.AddDiagonalsOp) -> Sequence[Tensor]:
     memory, value = machine.values[op.target], machine.values[op.value]
     *lead, start = machine.ints(op.indices)
@@ -355,6 +367,7 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     StoreBlockOp: tile_block.store_block,
     tile.AtomicAddOp: _atomic_add,
     tile.AddDiagonalsOp: _add_diagonals,
+    tile.LoadDiagonalsOp: _load_diagonals,
     tile.AtomicMaxOp: _atomic_max,
     tile.GatherOp: _gather,
     tile.ScatterAddOp: _scatter_add,

@@ -76,6 +76,9 @@ class ConvertAttnToTilePass(ModulePass):
     """Where kernels are fused, add these up in the type of the table instead, in no particular order."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
+    distances: str = ""
+    """Compute once for each distance of two positions what scores compute, or read, by it alone; these numbers are then
+    "loaded" in blocks, or "gathered" score by score."""
     positive_scale: bool = False
     """The scale is known to be above 0: a maximum of scaled scores is then the scaled maximum."""
     parts: int = 1
@@ -99,7 +102,7 @@ class ConvertAttnToTilePass(ModulePass):
             split = Split(self.parts, self.programs)
             if split.is_wanted:
                 return SplitForwardLowering(*options, split=split).run()
-            return ForwardLowering(*options, unit=self.channels).run()
+            return ForwardLowering(*options, distances=self.distances, unit=self.channels).run()
         kernels = (Blocks(*self.rows), Blocks(*self.dq), Blocks(*self.dkdv))
         return BackwardLowering(
             op,
@@ -115,5 +118,6 @@ class ConvertAttnToTilePass(ModulePass):
             self.single,
             self.by_batch,
             self.masks_once,
+            self.distances,
             self.rounded,
         ).run()

@@ -33,7 +33,7 @@ _CASTS = (arith.ExtSIOp, arith.ExtUIOp, arith.TruncIOp, arith.SIToFPOp, arith.Ex
 
 def movable(op: Operation, written: set[SSAValue]) -> bool:
     """Whether an op may run earlier, and more often: it computes, or reads globals that the kernel does not write."""
-    if isinstance(op, tile.MapOp | tile.LoadOp | tile.GatherOp):
+    if isinstance(op, tile.MapOp | tile.LoadOp | tile.GatherOp | tile.LoadDiagonalsOp):
         return not any(source in written for source in _reads(op))
     if isinstance(op, _CASTS):
         return True

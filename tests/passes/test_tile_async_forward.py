@@ -80,6 +80,15 @@ CASES: dict[str, Case] = {
     "chosen tables": Case(
         Definition(score_mod=lambda s, b, h, q, kv: (s + TABLE[0, CHOSEN[h], q, kv]) * TABLE[0, 1, q, kv]),
     ),
+    "distances": Case(
+        Definition(score_mod=lambda s, b, h, q, kv: s + TABLE[0, h, 0, (q - kv) % 300], mask_mod=library.causal)
+    ),
+    "distances of batches, twice": Case(
+        Definition(
+            score_mod=lambda s, b, h, q, kv: torch.tanh(s + TABLE[0, b, 0, (kv - q) % 300]) / (2 + torch.abs(q - kv)),
+            mask_mod=first_or_near,
+        )
+    ),
     "query_mod": Case(Definition(query_mod=lambda x: x * 0.5 + 0.25, mask_mod=library.causal)),
 }
 
@@ -106,9 +115,8 @@ def compiled(name: str, dtype: torch.dtype = torch.float16, blocks: Blocks | Non
     traced = build(case.definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=case.definition.row is None)
     module = driver.to_attn(traced.module, ())
     rows = driver.signature(module).outputs
-    convert = (
-        f"convert-attn-to-tile{{forward={blocks.m},{blocks.n},{blocks.num_warps},{blocks.num_stages} tables=false}}"
-    )
+    schedule = f"{blocks.m},{blocks.n},{blocks.num_warps},{blocks.num_stages}"
+    convert = f'convert-attn-to-tile{{forward={schedule} tables=false distances="loaded"}}'
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return Compiled(case, module, list(traced.captures), rows)
 

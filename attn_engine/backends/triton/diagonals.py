@@ -1,6 +1,7 @@
-"""`tile.add_diagonals` in Triton and in Gluon: sums over the rows of a tile that was turned, then atomic additions.
+"""`tile.load_diagonals` and `tile.add_diagonals` in Triton and in Gluon.
 
-Additions element by element would meet at the same places. Rows turned left by their numbers have each diagonal in one
+A tile is loaded from one place, moved by what its rows and columns are numbered: all that a loop changes is that place.
+It is added as sums over the rows of a tile that was turned, by atomic additions. Additions element by element would meet at the same places. Rows turned left by their numbers have each diagonal in one
 column; elements that wrapped around belong to another diagonal of the column.
 """
 
@@ -10,8 +11,12 @@ from collections.abc import Sequence
 
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter
+from attn_engine.backends.triton.gluon_types import Mma, restricted
 from attn_engine.backends.triton.printer import KernelPrinter, wide
 from attn_engine.dialects import tile
+
+_WARPS, _ROWS = (4, 1), 64
+"""Of a warpgroup, which has tiles as its products give them."""
 
 
 def _print(
@@ -57,3 +62,42 @@ def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
     value = f"gl.convert_layout({printer.text(op.value)}, {layout})"
     ranges = (f"gl.arange(0, {m}, gl.SliceLayout(1, {layout}))", f"gl.arange(0, {n}, gl.SliceLayout(0, {layout}))")
     _print(printer.writer, printer.names, "gl", value, " + ".join([base, *terms]), strides[-1], *ranges, (m, n))
+
+
+def _places(
+    op: tile.LoadDiagonalsOp, of: str, base: str, strides: Sequence[str], texts: Sequence[str], ranges: Sequence[str]
+) -> str:
+    """`texts` are the indices, then the positions of the first row and column."""
+    *indices, rows, columns = texts
+    signs = ("+", "-") if op.turned is not None else ("-", "+")
+    start = f"{indices[-1]} {signs[0]} {rows} {signs[1]} {columns}"
+    terms = [f"{of}.cast({i}, {of}.int64) * {s}" for i, s in zip(indices[:-1], strides[:-1], strict=True)]
+    terms.append(f"{of}.cast({start}, {of}.int64)")
+    row, column = (f"{of}.cast({text}, {of}.int64)" for text in ranges)
+    steps = [f"{row}[:, None]", f"{column}[None, :]"]
+    ahead, behind = steps if op.turned is not None else reversed(steps)
+    return f"({' + '.join([base, *terms])}) + ({ahead} - {behind})"
+
+
+def load_triton(printer: KernelPrinter, op: tile.LoadDiagonalsOp) -> None:
+    base = printer.text(op.source)
+    texts = printer.texts([*op.indices, op.rows, op.columns])
+    ranges = [f"tl.arange(0, {size})" for size in tile.shape_of(op.result)]
+    printer.assign(op, f"tl.load({_places(op, 'tl', base, printer.strides[base], texts, ranges)})")
+
+
+def load_gluon(printer: FunctionPrinter, op: tile.LoadDiagonalsOp) -> None:
+    """A thread that has the numbers of a diagonal several times loads them once, as threads hold what a product gives."""
+    base, layout, shape = printer.text(op.source), printer.layout_of(op.result), tile.shape_of(op.result)
+    texts = printer.texts([*op.indices, op.rows, op.columns])
+    ranges = [f"gl.arange(0, {n}, {printer.layout(restricted(layout, (axis,), 2))})" for axis, n in enumerate(shape)]
+    places = _places(op, "gl", base, printer.strides[base], texts, ranges)
+    if (
+        isinstance(layout, Mma)
+        and (layout.rows, layout.columns) == _WARPS
+        and shape[0] == _ROWS
+        and not shape[1] % _ROWS
+    ):
+        printer.assign(op, f"load_diagonals({places}, {op.turned is not None})")
+    else:
+        printer.assign(op, f"gl.load({places})")

@@ -196,6 +196,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.ReduceOp: _reduce,
     tile.ScanOp: _scan,
     tile.AddDiagonalsOp: diagonals.print_triton,
+    tile.LoadDiagonalsOp: diagonals.load_triton,
     tile.TransposeOp: _transpose,
     tile.SliceOp: _slice,
     tile.ConcatOp: _concat,

@@ -146,6 +146,7 @@ RULES: dict[type[Operation], Callable[..., None]] = {
     tile.EndOp: _end,
     RolesOp: _roles,
     tile.AddDiagonalsOp: diagonals.print_gluon,
+    tile.LoadDiagonalsOp: diagonals.load_gluon,
 }
 
 

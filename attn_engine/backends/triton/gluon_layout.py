@@ -153,7 +153,11 @@ def _from_inputs(table: LayoutTable, op: tile.MapOp) -> Layout | None:
 
 def _is_pending(table: LayoutTable, value: SSAValue) -> bool:
     """Whether a tile will get its layout from what makes it: nothing that is loaded does."""
-    return table.known(value) is None and not is_free(value) and not isinstance(value.owner, tile.LoadOp)
+    return (
+        table.known(value) is None
+        and not is_free(value)
+        and not isinstance(value.owner, tile.LoadOp | tile.LoadDiagonalsOp)
+    )
 
 
 def _reduce(table: LayoutTable, op: tile.ReduceOp) -> bool:

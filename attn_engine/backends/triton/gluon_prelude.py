@@ -69,6 +69,31 @@ def pin_wide(value):
     return pinned.to(gl.float32, bitcast=True)
 
 
+def _diagonals(step):
+    """Of eight columns a thread has two neighbours, in two rows that are eight apart: it loads its diagonals, each once.
+
+    A thread's first element says where they are; `step` is how many numbers the place grows by from column to column.
+    """
+    places = [4 * step * (8 * (n // 4 - n // 2 % 2) + n % 2) for n in range(32)]
+    owners = {place: n for n, place in reversed([*enumerate(places)])}
+    loads = "".join(f"ld.global.nc.f32 ${n}, [$32 + {place}];" for place, n in owners.items())
+    moves = "".join(f"mov.f32 ${n}, ${owners[place]};" for n, place in enumerate(places) if owners[place] != n)
+    return f"{{ {loads} {moves} }}"
+
+
+DIAGONALS = gl.constexpr(_diagonals(1))
+DIAGONALS_TURNED = gl.constexpr(_diagonals(-1))
+DIAGONALS_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 32 + ["l"] * 32))
+
+
+@gluon.jit
+def load_diagonals(place, turned: gl.constexpr):
+    text: gl.constexpr = DIAGONALS_TURNED if turned else DIAGONALS
+    return gl.inline_asm_elementwise(
+        text, DIAGONALS_CONSTRAINTS, [place], dtype=gl.float32, is_pure=True, pack=32
+    )
+
+
 @gluon.jit
 def _add(a, b):
     return a + b

@@ -173,6 +173,7 @@ def read_forward(module: ModuleOp, plan_name: str) -> Forward:
 _TAKEN = (
     *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
     *(tile.GatherOp, tile.DimOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
+    tile.LoadDiagonalsOp,
 )
 
 

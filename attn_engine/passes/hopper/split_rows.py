@@ -91,6 +91,8 @@ class SplitRows:
                 op.operands[0] = row0
             elif isinstance(op, tile.StoreOp) and op.value in axes:
                 self._move_access(op, q0, row0, tile.ints_of(op.dims)[axes[op.value]] + 2)
+            elif isinstance(op, tile.LoadDiagonalsOp) and op.result in axes:
+                self._move_access(op, q0, row0, axes[op.result] + 1)
             elif isinstance(op, tile.LoadOp) and op.result in axes:
                 self._move_access(op, q0, row0, tile.ints_of(op.dims)[axes[op.result]] + 1)
 

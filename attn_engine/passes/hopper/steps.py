@@ -213,7 +213,7 @@ def _is_vector(load: tile.LoadOp, signature: Signature) -> bool:
 _TAKEN = (
     *(tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.RangeOp),
     *(tile.GatherOp, tile.DimOp, tile.ProgramIdOp, tile.EndOp, tile.MapYieldOp, scf.ForOp, scf.YieldOp),
-    *(tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp),
+    *(tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp, tile.LoadDiagonalsOp),
 )
 
 

@@ -24,6 +24,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.batch_sums import BatchSums
 from attn_engine.passes.lowering.diagonals import DiagonalSums, by_distance
+from attn_engine.passes.lowering.distances import LOADED, DistanceTables
 from attn_engine.passes.lowering.frame import Operands, present
 from attn_engine.passes.lowering.gradients import capture_axes
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
@@ -58,6 +59,7 @@ class BackwardLowering:
     single: bool = False
     by_batch: bool = False
     masks_once: bool = True
+    distances: str = ""
     rounded: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
@@ -77,6 +79,11 @@ class BackwardLowering:
         self._zero(plan)
         mods = Mods(self.name, plan, operands, min(n for b in (self.rows, self.dq, self.dkdv) for n in (b.m, b.n)))
         mods.before()
+        if self.distances:
+            beyond = max(b.m for b in (self.rows, self.dq, self.dkdv)) + max(
+                b.n for b in (self.rows, self.dq, self.dkdv)
+            )
+            operands.distances = DistanceTables(self.name, operands, beyond, self.distances == LOADED)
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
         sums = QuerySums(op, operands) if fused else None
@@ -108,7 +115,8 @@ class BackwardLowering:
             self._finish(shared)
             self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
-        return [*tables.kernels, *mods.kernels, *self.kernels, plan.finish()]
+        by_distance = operands.distances.kernels if operands.distances is not None else []
+        return [*tables.kernels, *mods.kernels, *by_distance, *self.kernels, plan.finish()]
 
     def _finish(self, shared: Mapping[int, BatchSums]) -> None:
         """Kernels that add parts of batches up."""

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.passes.lowering.distances import LOADED, DistanceTables
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, combine, present, spread
 from attn_engine.passes.lowering.kernel import Blocks, Kernel, Plan, global_of
 from attn_engine.passes.lowering.mods import Mods
@@ -32,6 +33,8 @@ class ForwardLowering:
     """Rows and columns of tiles of pairs of blocks, at least; 0 for no tables."""
     descriptors: bool = False
     one_loop: bool = False
+    distances: str = ""
+    """How numbers are read that scores compute by the distance of two positions; they compute them if empty."""
     unit: int = 0
     """What tiles round head dims up to a multiple of, if not to a power of two."""
     finals: list[SSAValue] = field(default_factory=list[SSAValue])
@@ -48,7 +51,8 @@ class ForwardLowering:
         blocks = operands.blocks(operands.sq, self.blocks.m, "q_blocks")
         self._kernel(kernel, blocks)
         launched = kernel.launch([blocks, operands.heads, operands.batch])
-        return [*self.tables.kernels, launched, plan.finish()]
+        by_distance = self.operands.distances.kernels if self.operands.distances is not None else []
+        return [*self.tables.kernels, *by_distance, launched, plan.finish()]
 
     def _aside(self, plan: Plan) -> None:
         """What other kernels do first: ranges of blocks when they are asked for, and operands that are modified apart."""
@@ -56,6 +60,10 @@ class ForwardLowering:
         mods = Mods(self.name, plan, self.operands, min(self.blocks.m, self.blocks.n))
         mods.before()
         self.tables.kernels += mods.kernels
+        if self.distances:
+            self.operands.distances = DistanceTables(
+                self.name, self.operands, self.blocks.m + self.blocks.n, self.distances == LOADED
+            )
 
     def _arguments(self, plan: Plan) -> None:
         op = self.op
@@ -87,7 +95,7 @@ class ForwardLowering:
             i = scope.value(scope.minus(last, i, "i"))
         hk = scope.add(arith.DivSIOp(h, kernel.take(operands.group)), "hk").result
         self.frame = frame = Frame(operands, kernel, 0, b, h, hk)
-        q0 = scope.value(scope.times(i, m, "q0"))
+        q0 = self.q0 = scope.value(scope.times(i, m, "q0"))
         q = frame.rows(scope, "q", h, q0, m, operands.qk, frame.sq)
         self.q = frame.modified(scope, q, self.op.query_mod, h, q0, frame.sq, operands.qk)
         self.q_index = scope.add(tile.RangeOp(q0, m), "rows").result
@@ -116,8 +124,10 @@ class ForwardLowering:
         limit = frame.skv if masked else None
         k = frame.rows(scope, "k", frame.hk, n0, self.blocks.n, operands.qk, limit)
         k = frame.modified(scope, k, op.key_mod, frame.hk, n0, frame.skv, operands.qk)
+        tables = frame.tables(scope, present(op.score_mod), self.q0, n0)
         x = frame.product(scope, self.q, k, "x")
         program = frame.program()
+        program.tables = tables
         cols = scope.add(tile.RangeOp(n0, self.blocks.n), "cols").result
         index = frame.place(program, self.q_index, cols, masked)
         if masked:

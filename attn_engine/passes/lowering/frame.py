@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,11 @@ from attn_engine.dialects.tile_block import LoadBlockOp
 from attn_engine.passes.lowering.kernel import Head, Kernel, Plan
 from attn_engine.passes.lowering.masked import simplify_masked
 from attn_engine.passes.lowering.partition import Partition
-from attn_engine.passes.lowering.program import Bound, Program
+from attn_engine.passes.lowering.program import Bound, Program, Table
 from attn_engine.passes.lowering.scope import Scope
 
 if TYPE_CHECKING:
+    from attn_engine.passes.lowering.distances import DistanceTables
     from attn_engine.passes.lowering.tables import Tables
 
 AnyAttention = attn.OnlineOp | attn.BackwardOp
@@ -76,6 +77,8 @@ class Operands:
         rounds = tf32 and self.element == f32
         self.precision = tile.Precision.TF32 if rounds else tile.Precision.IEEE
         self.tables: Tables | None = None
+        self.distances: DistanceTables | None = None
+        """Of what scores compute by the distance of two positions."""
         self.sources: dict[str, SSAValue] = {}
         """Operands that were modified by kernels of their own, in the place of what the caller gave."""
         self.targets: dict[str, SSAValue] = {}
@@ -165,6 +168,13 @@ class Frame:
         return Program(
             [KernelCapture(self.kernel, self.operands[n]) for n in names], covered=covered and self.operands.covered
         )
+
+    def tables(self, scope: Scope, block: Block | None, q0: SSAValue, n0: SSAValue) -> Mapping[SSAValue, Table | Bound]:
+        """What is read of the values of a region of scores that depend on the distance of two positions, if anything is."""
+        distances = self.operands.distances
+        if block is None or distances is None:
+            return {}
+        return distances.read(self, scope, block, q0, n0)
 
     def heads(self, program: Program) -> list[SSAValue]:
         return [program.index(Bound(self.b), "b"), program.index(Bound(self.h), "h")]

@@ -87,6 +87,7 @@ class KeyGradients:
         rows = [frame.vector(scope, self.kernel.take(v), q0, m, limit, v.name_hint or "row") for v in self.vectors]
         x, dp = self._scores(scope, q), frame.product(scope, self.v, d_o, "dp")
         program = frame.program()
+        program.tables = frame.tables(scope, op.element.block, q0, self.n0)
         q_index = scope.add(tile.RangeOp(q0, m), "rows").result
         index = frame.place(program, q_index, self.kv_index, masked)
         if masked:

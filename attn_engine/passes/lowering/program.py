@@ -9,7 +9,7 @@ guarded `tile.gather`, masks have become selects: only arith, math, `tile.gather
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.autodiff.graph import IDENTITY
-from attn_engine.ir.walks import bottom_up, operands_of
+from attn_engine.ir.walks import behind, bottom_up, operands_of
 from attn_engine.passes.simplify_constants import constant_of
 
 
@@ -39,6 +39,21 @@ class Capture(Protocol):
 
     @property
     def sizes(self) -> Sequence[SSAValue]: ...
+
+
+class Table(Protocol):
+    """A number for each distance inside a kernel: that of kv - q lies at this plus `origin` on the last axis of `source`."""
+
+    @property
+    def source(self) -> SSAValue: ...
+
+    @property
+    def origin(self) -> SSAValue: ...
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Of b and h, those that the axes before it are."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,8 @@ class Program:
     """Where in it the row is."""
     covered: bool = False
     """Captures are as long as the tensors wherever b, h, q or kv index them directly."""
+    tables: Mapping[SSAValue, Table | Bound] = field(default_factory=dict[SSAValue, "Table | Bound"])
+    """Of values of regions that depend on the distance of two positions: they are read, not computed, or have been."""
     _axes: dict[SSAValue, frozenset[int]] = field(default_factory=dict[SSAValue, frozenset[int]])
     _direct: dict[SSAValue, Bound | None] = field(default_factory=dict[SSAValue, Bound | None])
     _globals: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -163,13 +180,36 @@ class Program:
 
         Returns the terminator's clone outside the block: its operands are the region's results here.
         """
+        end = block.last_op
+        assert end is not None, "a region ends in a terminator"
+        ops = [op for op in block.ops if op is not end]
+        if self.tables:
+            adds = [op for op in ops if isinstance(op, attn.AccumulateGradOp)]
+            needed = self._behind([o for op in (end, *adds) for o in op.operands])
+            ops = [op for op in ops if op in needed or op in adds]
+        mapping = self._append(block, ops, arguments)
+        return end.clone(value_mapper=_with_captures(mapping, block.args[len(arguments) :]))
+
+    def values(self, block: Block, arguments: Sequence[SSAValue], wanted: Sequence[SSAValue]) -> list[SSAValue]:
+        """The same for some values of a region."""
+        needed = self._behind(wanted)
+        mapping = self._append(block, [op for op in block.ops if op in needed], arguments)
+        return [mapping[value] for value in wanted]
+
+    def _behind(self, values: Sequence[SSAValue]) -> set[Operation | Block]:
+        """What computes values, as far as they are not read from tables."""
+        return {v.owner for v in behind(values, lambda v: () if v in self.tables else operands_of(v))}
+
+    def _append(
+        self, block: Block, ops: Sequence[Operation], arguments: Sequence[SSAValue]
+    ) -> dict[SSAValue, SSAValue]:
         mapping: dict[SSAValue, SSAValue] = dict(zip(block.args, arguments, strict=False))
-        capture_args = block.args[len(arguments) :]
-        captures = {arg: n for n, arg in enumerate(capture_args)}
-        for op in block.ops:
-            if op is block.last_op:
-                return op.clone(value_mapper=_with_captures(mapping, capture_args))
-            if isinstance(op, attn.LoadOp):
+        captures = {arg: n for n, arg in enumerate(block.args[len(arguments) :])}
+        for op in ops:
+            if op.results and op.results[0] in self.tables:
+                index = [mapping[a] for a in block.args if a.type == i64]
+                mapping[op.results[0]] = self._look_up(self.tables[op.results[0]], index)
+            elif isinstance(op, attn.LoadOp):
                 capture = self.captures[captures[_as_argument(op.source)]]
                 mapping[op.result] = self._load(op, capture, [mapping[i] for i in op.indices])
             elif isinstance(op, attn.AccumulateGradOp):
@@ -187,7 +227,19 @@ class Program:
                 for old, new in zip(op.results, clone.results, strict=True):
                     mapping[old] = new
                     new.name_hint = old.name_hint
-        raise AssertionError("a region ends in a terminator")
+        return mapping
+
+    def _look_up(self, table: Table | Bound, index: Sequence[SSAValue]) -> SSAValue:
+        """The number of the distance of two positions."""
+        if isinstance(table, Bound):
+            return self.argument(table, "by_distance")
+        b, h, q, kv = index
+        lead = [place for axis, place in (("b", b), ("h", h)) if axis in table.axes]
+        query, key = _extended(q), _extended(kv)
+        assert query is not None and key is not None
+        before = self.add(arith.SubiOp(self._global(table.origin), query), "before")
+        place = self.add(arith.ExtSIOp(self.add(arith.AddiOp(key, before), "distance"), i64), "distance")
+        return self.add(tile.GatherOp(self._global(table.source), [*lead, place], None), "by_distance")
 
     def _reduce(self, op: attn.RowReduceOp, value: SSAValue) -> SSAValue:
         kind = op.kind.data

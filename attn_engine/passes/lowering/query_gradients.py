@@ -75,6 +75,7 @@ class QueryGradients:
         v = frame.modified(scope, v, op.value_mod, frame.hk, n0, frame.skv, operands.vo)
         x, dp = frame.product(scope, self.q, k, "x"), frame.product(scope, self.d_o, v, "dp")
         program = frame.program()
+        program.tables = frame.tables(scope, op.element.block, self.q0, n0)
         cols = scope.add(tile.RangeOp(n0, n), "cols").result
         index = frame.place(program, self.q_index, cols, masked)
         if masked:

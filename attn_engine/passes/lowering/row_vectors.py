@@ -81,15 +81,15 @@ class RowVectors:
         v = frame.modified(scope, v, op.value_mod, frame.hk, n0, frame.skv, operands.vo)
         x, dp = frame.product(scope, self.q, k, "x"), frame.product(scope, self.d_o, v, "dp")
         program = frame.program()
+        program.tables = frame.tables(scope, op.row_steps[number].block, self.q0, n0)
         cols = scope.add(tile.RangeOp(n0, n), "cols").result
         index = frame.place(program, self.q_index, cols, masked)
         if masked:
             frame.see(program, index, [(index[3], frame.skv)])
         scaled = scaled_product(program, Bound(x, (0, 1)), frame.take("scale"))
         rows = [program.argument(Bound(r, (0,)), r.name_hint or "r") for r in [*self.inputs, *inside, *self.finals]]
-        end = program.inline(
-            op.row_steps[number].block, [scaled, program.argument(Bound(dp, (0, 1)), "dp"), *index, *rows]
-        )
+        arguments = [scaled, program.argument(Bound(dp, (0, 1)), "dp"), *index, *rows]
+        end = program.inline(op.row_steps[number].block, arguments)
         assert isinstance(end, attn.StepYieldOp)
         return [spread(scope, f, frame.shape, (0,)) for f in frame.run(program, scope, list(end.states))]
 
