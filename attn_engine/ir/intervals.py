@@ -66,7 +66,33 @@ class IntRange:
         size = min(size, max(abs(self.lo), abs(self.hi)))
         return IntRange(-size if self.lo < 0 else 0, size if self.hi > 0 else 0)
 
+    def _hull(self, other: IntRange) -> IntRange:
+        """Of all integers of as many bits as either has."""
+        bits = max(~n if n < 0 else n for n in (self.lo, self.hi, other.lo, other.hi)).bit_length()
+        return IntRange(-(1 << bits) if min(self.lo, other.lo) < 0 else 0, (1 << bits) - 1)
 
+    def bits_of_both(self, other: IntRange) -> IntRange:
+        """x & y, which no factor that is not negative exceeds."""
+        limits = [r.hi for r in (self, other) if r.lo >= 0]
+        return IntRange(0, min(limits)) if limits else self._hull(other)
+
+    def bits_of_any(self, other: IntRange) -> IntRange:
+        """x | y and x ^ y."""
+        return self._hull(other)
+
+    def shift_left(self, by: IntRange) -> IntRange | None:
+        """None where the distance may be none of an integer of 32 bits."""
+        return self * IntRange(1 << by.lo, 1 << by.hi) if by.is_shift else None
+
+    def shift_right(self, by: IntRange) -> IntRange | None:
+        return self.floor_divide(IntRange(1 << by.lo, 1 << by.hi)) if by.is_shift else None
+
+    @property
+    def is_shift(self) -> bool:
+        return self.lo >= 0 and self.hi < _NARROW
+
+
+_NARROW = 32
 INT64 = IntRange(-(1 << 63), (1 << 63) - 1)
 # Batch, head, position, channel, and the number of each.
-INDEX = IntRange(0, 1 << 30)
+INDEX = IntRange(0, (1 << 30) - 1)

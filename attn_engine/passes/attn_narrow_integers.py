@@ -27,6 +27,11 @@ BINARY: dict[type[Operation], Callable[[IntRange, IntRange], IntRange | None]] =
     arith.MinSIOp: IntRange.minimum,
     arith.FloorDivSIOp: IntRange.floor_divide,
     arith.RemSIOp: IntRange.remainder,
+    arith.AndIOp: IntRange.bits_of_both,
+    arith.OrIOp: IntRange.bits_of_any,
+    arith.XOrIOp: IntRange.bits_of_any,
+    arith.ShLIOp: IntRange.shift_left,
+    arith.ShRSIOp: IntRange.shift_right,
 }
 NARROWED = (*BINARY, math.AbsIOp, arith.SelectOp)
 KIND_INDICES = 6

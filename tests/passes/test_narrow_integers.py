@@ -21,7 +21,13 @@ OPERATIONS = {
     "minimum": (min, IntRange.minimum),
     "floor": (lambda a, b: a // b if b else None, IntRange.floor_divide),
     "remainder": (INTEGER[arith.RemSIOp], IntRange.remainder),
+    "and": (lambda a, b: a & b, IntRange.bits_of_both),
+    "or": (lambda a, b: a | b, IntRange.bits_of_any),
+    "exclusive or": (lambda a, b: a ^ b, IntRange.bits_of_any),
 }
+WIDER = ("remainder", "and", "or", "exclusive or")
+"""Whose bounds are not the smallest."""
+SHIFTS = {"left": (lambda a, b: a << b, IntRange.shift_left), "right": (lambda a, b: a >> b, IntRange.shift_right)}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -35,8 +41,17 @@ def test_ranges_hold_every_value(name, a, b):
     assert (found is None) == (not defined)
     if found is not None:
         assert found.lo <= min(defined) and max(defined) <= found.hi
-        if name != "remainder":
+        if name not in WIDER:
             assert found == IntRange.of(*defined)
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+@given(BOUNDS, st.tuples(*[st.integers(0, 31)] * 2).map(lambda p: IntRange(min(p), max(p))))
+def test_ranges_of_shifts(name, a, by):
+    compute, bound = SHIFTS[name]
+    values = [compute(x, y) for x in range(a.lo, a.hi + 1) for y in range(by.lo, by.hi + 1)]
+    assert bound(a, by) == IntRange.of(*values)
+    assert bound(a, IntRange(by.lo, 32)) is None and bound(a, IntRange(-1, by.hi)) is None
 
 
 @given(BOUNDS)
@@ -46,8 +61,9 @@ def test_the_range_of_a_size(a):
 
 # --- random code at the ends of its inputs ------------------------------------------------------
 
-LARGEST = 1 << 30
+LARGEST = (1 << 30) - 1
 BINARY = [arith.AddiOp, arith.SubiOp, arith.MuliOp, arith.MaxSIOp, arith.MinSIOp, arith.FloorDivSIOp, arith.RemSIOp]
+BINARY += [arith.AndIOp, arith.OrIOp, arith.XOrIOp, arith.ShLIOp, arith.ShRSIOp]
 NUMBERS = [0, 1, -1, 2, 3, 7, -5, 2**15, 2**30, -(2**31), 2**31 - 1, 2**31, 2**40, -(2**63)]
 
 
