@@ -77,7 +77,8 @@ class LoadDiagonalsOp(IRDLOperation):
 class AddDiagonalsOp(IRDLOperation):
     """Adds each element of a matrix to the place of its diagonal, atomically: at `start + column - row` of the last axis.
 
-    The other indices say where on the axes before it. All places must be inside of the memory.
+    The other indices say where on the axes before it. All places must be inside of the memory. `turned`, the place is
+    `start + row - column`.
 
     ```
     tile.add_diagonals %d, %sums[%h, %start] : tensor<64x32xf32>, !tile.global<2 x f32>
@@ -88,11 +89,15 @@ class AddDiagonalsOp(IRDLOperation):
     value = operand_def()
     target = operand_def(GlobalType)
     indices = var_operand_def(i32)
+    turned = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect(), MemoryReadEffect())
-    assembly_format = "$value `,` $target `[` $indices `]` attr-dict `:` type($value) `,` type($target)"
+    assembly_format = (
+        "$value `,` $target `[` $indices `]` (`turned` $turned^)? attr-dict `:` type($value) `,` type($target)"
+    )
 
-    def __init__(self, value: SSAValue, target: SSAValue, indices: Sequence[SSAValue]):
-        super().__init__(operands=[value, target, list(indices)])
+    def __init__(self, value: SSAValue, target: SSAValue, indices: Sequence[SSAValue], turned: bool = False):
+        properties = {"turned": UnitAttr()} if turned else {}
+        super().__init__(operands=[value, target, list(indices)], properties=properties)
 
     def verify_(self) -> None:
         assert isinstance(self.target.type, GlobalType)

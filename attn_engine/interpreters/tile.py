@@ -192,7 +192,8 @@ def _add_diagonals(machine: Machine, op: tile.AddDiagonalsOp) -> Sequence[Tensor
     memory, value = machine.values[op.target], machine.values[op.value]
     *lead, start = machine.ints(op.indices)
     rows, columns = (torch.arange(size) for size in value.shape)
-    place = start + columns[None, :] - rows[:, None]
+    apart = columns[None, :] - rows[:, None]
+    place = start + (-apart if op.turned is not None else apart)
     placed = [*(torch.full_like(place, index) for index in lead), place]
     tile_memory.check_gather(op.name, memory, placed, torch.ones(value.shape, dtype=torch.bool))
     memory.index_put_(tuple(placed), value.to(memory.dtype), accumulate=True)

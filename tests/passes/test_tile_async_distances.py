@@ -15,15 +15,21 @@ TWICE = Definition(
 )
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", [*DEFINITIONS, "twice"])
-def test_numbers_of_distances_are_loaded(name: str, trained: bool):
-    """Untrained, by the kernel of all gradients, where queries are the columns of the scores; by two kernels otherwise."""
-    option, wrt = ("diagonals", ("q", "k", "v", "0")) if trained else ("fused", ("q", "k", "v"))
-    made = compiled({**DEFINITIONS, "twice": TWICE}[name], wrt, f'distances="loaded" {option}')
+def test_numbers_of_distances(name: str, trained: bool, fused: bool):
+    """Loaded in every kernel, and added up in one of them: that of all gradients, where queries are the columns of the scores."""
+    wrt = ("q", "k", "v", *(["0"] if trained else []))
+    option = f'distances="loaded" diagonals=true fused={str(fused).lower()} covered'
+    made = compiled({**DEFINITIONS, "twice": TWICE}[name], wrt, option)
     kernels = {op.sym_name.data: op for op in made.scheduled.ops if isinstance(op, tile.KernelOp)}
-    for kernel in ("backward_dkdv", *(["backward_dq"] if trained else [])):
+    names = ("backward_dkdv", *([] if fused else ["backward_dq"]))
+    assert fused != ("backward_dq" in kernels)
+    for kernel in names:
         loads = [op for op in kernels[kernel].walk() if isinstance(op, tile.LoadDiagonalsOp)]
+        adds = [op for op in kernels[kernel].walk() if isinstance(op, tile.AddDiagonalsOp)]
         assert loads
-        assert all((op.turned is not None) == (kernel == "backward_dkdv") for op in loads)
+        assert bool(adds) == (trained and kernel == names[-1])
+        assert all((op.turned is not None) == (kernel == "backward_dkdv") for op in [*loads, *adds])
     check(made, (2, 2, 1))

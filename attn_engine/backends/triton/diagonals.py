@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter
-from attn_engine.backends.triton.gluon_types import Mma, restricted
+from attn_engine.backends.triton.gluon_types import Layout, Mma, restricted
 from attn_engine.backends.triton.printer import KernelPrinter, wide
 from attn_engine.dialects import tile
 
@@ -43,10 +43,13 @@ def _print(
 
 
 def print_triton(printer: KernelPrinter, op: tile.AddDiagonalsOp) -> None:
+    """Turned back: rows and columns change places."""
     base, (m, n) = printer.text(op.target), tile.shape_of(op.value)
     strides = printer.strides[base]
     terms = [f"{wide(text)} * {stride}" for text, stride in zip(printer.texts(op.indices), strides, strict=True)]
     place, value = " + ".join([base, *terms]), printer.text(op.value)
+    if op.turned is not None:
+        m, n, value = n, m, f"tl.trans({value})"
     ranges = (f"tl.arange(0, {m})", f"tl.arange(0, {n})")
     _print(printer.writer, printer.names, "tl", value, place, strides[-1], *ranges, (m, n))
 
@@ -54,14 +57,34 @@ def print_triton(printer: KernelPrinter, op: tile.AddDiagonalsOp) -> None:
 def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
     """A warp along the columns: neighbours in a row are in neighbouring banks, and sums go down a thread's own rows."""
     base, (m, n) = printer.text(op.target), tile.shape_of(op.value)
-    strides = printer.strides[base]
+    strides, value = printer.strides[base], printer.text(op.value)
     indices = printer.texts(op.indices)
     terms = [f"gl.cast({text}, gl.int64) * {stride}" for text, stride in zip(indices, strides, strict=True)]
+    held = printer.layout_of(op.value)
+    if _is_held(held, (m, n)):
+        row, column = (f"gl.cast({text}, gl.int64)" for text in _ranges(printer, held, (m, n)))
+        steps = [f"{row}[:, None]", f"{column}[None, :]"]
+        ahead, behind = steps if op.turned is not None else reversed(steps)
+        place = f"({' + '.join([base, *terms])}) + ({ahead} - {behind})"
+        printer.writer.line(f"add_diagonals({value}, {place}, {op.turned is not None})")
+        return
+    if op.turned is not None:
+        m, n, value = n, m, f"{value}.permute((1, 0))"
     layout = printer.names.fresh("by_column")
     printer.writer.line(f"{layout}: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [{printer.warps}, 1], [1, 0])")
-    value = f"gl.convert_layout({printer.text(op.value)}, {layout})"
     ranges = (f"gl.arange(0, {m}, gl.SliceLayout(1, {layout}))", f"gl.arange(0, {n}, gl.SliceLayout(0, {layout}))")
+    value = f"gl.convert_layout({value}, {layout})"
     _print(printer.writer, printer.names, "gl", value, " + ".join([base, *terms]), strides[-1], *ranges, (m, n))
+
+
+def _is_held(layout: Layout, shape: Sequence[int]) -> bool:
+    """Whether threads hold a tile as the products of a warpgroup give it, in whole statements."""
+    mine = isinstance(layout, Mma) and (layout.rows, layout.columns) == _WARPS
+    return mine and shape[0] == _ROWS and not shape[1] % _ROWS
+
+
+def _ranges(printer: FunctionPrinter, layout: Layout, shape: Sequence[int]) -> list[str]:
+    return [f"gl.arange(0, {n}, {printer.layout(restricted(layout, (axis,), 2))})" for axis, n in enumerate(shape)]
 
 
 def _places(
@@ -90,14 +113,9 @@ def load_gluon(printer: FunctionPrinter, op: tile.LoadDiagonalsOp) -> None:
     """A thread that has the numbers of a diagonal several times loads them once, as threads hold what a product gives."""
     base, layout, shape = printer.text(op.source), printer.layout_of(op.result), tile.shape_of(op.result)
     texts = printer.texts([*op.indices, op.rows, op.columns])
-    ranges = [f"gl.arange(0, {n}, {printer.layout(restricted(layout, (axis,), 2))})" for axis, n in enumerate(shape)]
+    ranges = _ranges(printer, layout, shape)
     places = _places(op, "gl", base, printer.strides[base], texts, ranges)
-    if (
-        isinstance(layout, Mma)
-        and (layout.rows, layout.columns) == _WARPS
-        and shape[0] == _ROWS
-        and not shape[1] % _ROWS
-    ):
+    if _is_held(layout, shape):
         printer.assign(op, f"load_diagonals({places}, {op.turned is not None})")
     else:
         printer.assign(op, f"gl.load({places})")

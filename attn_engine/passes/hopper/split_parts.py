@@ -115,7 +115,7 @@ class SplitParts:
         elif isinstance(op, tile.StoreOp | tile.AtomicAddOp) and op.value in axes:
             self._add_offset(op, tile.ints_of(op.dims)[axes[op.value]] + 2)
         elif isinstance(op, tile.AddDiagonalsOp) and op.value in axes:
-            self._take_offset(op, len(op.operands) - 1)
+            (self._add_offset if op.turned is not None else self._take_offset)(op, len(op.operands) - 1)
         elif isinstance(op, tile.LoadDiagonalsOp) and op.result in axes:
             self._add_offset(op, 1 + axes[op.result])
         elif isinstance(op, tile.LoadOp) and op.result in axes:

@@ -7,7 +7,8 @@ positions through their distance alone, in blocks where it is read at [.., q, kv
 kernel is to add these up), else element by element.
 
 Fused, the dk/dv kernel adds its part of dq to sums in memory, in no particular order: five products a block instead of
-seven; captures whose index has no query are found with them, and those that leave in blocks, others keep the two kernels
+seven; captures whose index has no query are found with them, and those that leave in blocks or along diagonals, others
+keep the two kernels
 apart. Heads so wide that
 registers do not hold the sums of both have dk and dv apart too.
 """
@@ -67,7 +68,8 @@ class BackwardLowering:
         """Kernels, then the plan that launches them."""
         op, plan = self.op, Plan(self.name)
         self.blockwise = score_gradients(op, self.exact, self.single, self.by_batch)
-        fused = self.fused and fuses(op, self.blockwise)
+        distant = by_distance(op) if self.diagonals else []
+        fused = self.fused and fuses(op, [*self.blockwise, *distant])
         if fused and self.rounded:
             self.blockwise = {n: gradient.added for n, gradient in self.blockwise.items()}
         operands = Operands(op, plan, self.pad, self.tf32, self.covered, self.whole)
@@ -93,42 +95,43 @@ class BackwardLowering:
         largest = (max(self.dq.m, self.dkdv.m), max(self.dq.n, self.dkdv.n))
         shared = {n: BatchSums(op, operands, g, largest) for n, g in self.blockwise.items() if g.shared}
         leaving = {**self.blockwise, **shared}
+        diagonals = self._diagonals(operands, owned, [n for n in by_both if n in distant])
         if sums is None and (operands.leads("dq") or by_query or by_both):
             kernel = Kernel(f"{self.name}_dq", plan, self.dq, shares_batches(op))
             blocks = operands.blocks(operands.sq, self.dq.m, "dq_blocks")
-            diagonals = self._diagonals(operands, owned, by_both)
             scattered = [n for n in by_both if n not in diagonals and n not in self.blockwise]
             contributions = (by_query, scattered, diagonals, leaving)
             QueryGradients(op, operands, kernel, vectors, *contributions).build(blocks)
             self.kernels.append(kernel.launch([blocks, operands.heads, operands.batch]))
-            self.kernels += [found.finish(f"{self.name}_distances{n}") for n, found in diagonals.items()]
-            self._finish(shared)
+            self._finish(diagonals, shared)
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
                 kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv, shares_batches(op))
                 blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
-                here = leaving if sums is not None else {}
-                KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only, here).build()
+                here = (diagonals, leaving) if sums is not None else ({}, {})
+                KeyGradients(
+                    op, operands, kernel, vectors, carried, sums if "dk" in only else None, only, *here
+                ).build()
                 self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
         if sums is not None:
-            self._finish(shared)
+            self._finish(diagonals, shared)
             self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
-        by_distance = operands.distances.kernels if operands.distances is not None else []
-        return [*tables.kernels, *mods.kernels, *by_distance, *self.kernels, plan.finish()]
+        first = operands.distances.kernels if operands.distances is not None else []
+        return [*tables.kernels, *mods.kernels, *first, *self.kernels, plan.finish()]
 
-    def _finish(self, shared: Mapping[int, BatchSums]) -> None:
-        """Kernels that add parts of batches up."""
+    def _finish(self, diagonals: Mapping[int, DiagonalSums], shared: Mapping[int, BatchSums]) -> None:
+        """Kernels that add numbers of distances to their places, and parts of batches up."""
+        self.kernels += [found.finish(f"{self.name}_distances{n}") for n, found in diagonals.items()]
         self.kernels += [found.finish(f"{self.name}_batches{n}") for n, found in shared.items()]
 
     def _diagonals(
-        self, operands: Operands, owned: Mapping[int, frozenset[str]], by_both: Sequence[int]
+        self, operands: Operands, owned: Mapping[int, frozenset[str]], numbers: Sequence[int]
     ) -> dict[int, DiagonalSums]:
         """Temporaries for the contributions that are summed along diagonals of the scores."""
-        beyond = max(self.dq.m, self.dq.n)
-        found = [n for n in by_distance(self.op) if n in by_both] if self.diagonals else []
-        return {n: DiagonalSums(self.op, operands, n, owned[n], beyond) for n in found}
+        beyond = max(n for b in (self.dq, self.dkdv) for n in (b.m, b.n))
+        return {n: DiagonalSums(self.op, operands, n, owned[n], beyond) for n in numbers}
 
     def _arguments(self, plan: Plan, operands: Operands) -> None:
         op = self.op
@@ -177,10 +180,10 @@ class BackwardLowering:
         return vectors
 
 
-def fuses(op: attn.BackwardOp, blockwise: Container[int] = ()) -> bool:
+def fuses(op: attn.BackwardOp, leaving: Container[int] = ()) -> bool:
     """Whether the dk/dv kernel can find dq too: there are such gradients, and no other of a capture with an index of queries
-    than those contributions that leave as blocks."""
-    found = all("q" not in axes or n in blockwise for n, axes in enumerate(capture_axes(op)))
+    than those contributions that leave as blocks, or along their diagonals."""
+    found = all("q" not in axes or n in leaving for n, axes in enumerate(capture_axes(op)))
     return found and op.dq is not None and (op.dk is not None or op.dv is not None)
 
 

@@ -56,11 +56,12 @@ class DiagonalSums:
         return [b if "b" in self.axes else 1, h if "h" in self.axes else 1]
 
     def add(self, frame: Frame, scope: Scope, value: SSAValue, q0: SSAValue, n0: SSAValue) -> None:
-        """Adds a block of contributions, 0 where they do not count."""
+        """Adds a block of contributions, 0 where they do not count, with queries or keys along its rows."""
         origin, kernel = frame.kernel.take(self.origin), frame.kernel
         start = scope.plus(scope.minus(n0, q0, "start"), origin, "start")
         place = [frame.b if "b" in self.axes else 0, frame.h if "h" in self.axes else 0, start]
-        scope.add(tile.AddDiagonalsOp(value, kernel.take(self.sums), [scope.value(i) for i in place]))
+        turned = frame.q_axis == 1
+        scope.add(tile.AddDiagonalsOp(value, kernel.take(self.sums), [scope.value(i) for i in place], turned))
 
     def finish(self, name: str) -> tile.KernelOp:
         """The kernel that adds the sums to the capture's gradient, as if distances were queries and the key the first one."""

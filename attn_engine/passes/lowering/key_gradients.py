@@ -10,9 +10,10 @@ from xdsl.ir import SSAValue
 
 from attn_engine.dialects import attn, tile
 from attn_engine.passes.lowering.batch_sums import BatchSums
+from attn_engine.passes.lowering.diagonals import DiagonalSums
 from attn_engine.passes.lowering.forward import store_rows
 from attn_engine.passes.lowering.frame import Frame, Operands, cast, spread
-from attn_engine.passes.lowering.gradients import flush, in_range, places_of, summed
+from attn_engine.passes.lowering.gradients import counted, flush, in_range, places_of, summed
 from attn_engine.passes.lowering.kernel import Kernel, close, loop
 from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound
@@ -28,7 +29,8 @@ from attn_engine.passes.simplify_rule import predicate_of
 class KeyGradients:
     """`carried` are the contributions of a key, summed over the queries of one head; `query_sums` where dq is added up.
 
-    `only` are the gradients that this kernel finds, `blockwise` the contributions that leave as a block of every step.
+    `only` are the gradients that this kernel finds, `blockwise` the contributions that leave as a block of every step, and
+    `diagonals` those that are summed along diagonals of it first.
     """
 
     op: attn.BackwardOp
@@ -38,6 +40,7 @@ class KeyGradients:
     carried: list[int]
     query_sums: QuerySums | None = None
     only: Sequence[str] = ("dk", "dv")
+    diagonals: Mapping[int, DiagonalSums] = field(default_factory=dict[int, DiagonalSums])
     blockwise: Mapping[int, ScoreGradient | BatchSums] = field(default_factory=dict[int, ScoreGradient | BatchSums])
 
     def _finds(self, name: str) -> bool:
@@ -103,10 +106,13 @@ class KeyGradients:
         operand_of = {"dk": dx, "dv": p}
         names = [n for n in operand_of if self._finds(n) or (n == "dk" and self.query_sums is not None)]
         wanted += [cast(program, operand_of[n], operands.element) for n in names]
+        # Keys beyond the end are masked where queries are.
+        values = [program.contributions[c].value for c in self.diagonals]
+        wanted += [counted(frame, program, value, index[3], frame.skv) for value in values]
         wanted += [contribution(frame, program, c, index[2], self.blockwise) for c in self.blockwise]
         program.fold_factors(frame.q_axis)
         found = Partition(program, scope, frame.shape, frame.q_axis).run(wanted)
-        self._leave(scope, found[len(found) - len(self.blockwise) :], q0)
+        self._leave(scope, found[len(found) - len(self.diagonals) - len(self.blockwise) :], q0)
         new = [spread(scope, f, frame.shape, (0,)) for f in found[:count]]
         factors = {n: spread(scope, f, frame.shape) for n, f in zip(names, found[count:], strict=False)}
         sums = [n for n in names if self._finds(n)]
@@ -117,8 +123,10 @@ class KeyGradients:
         return new
 
     def _leave(self, scope: Scope, found: Sequence[Bound], q0: SSAValue) -> None:
-        """Blocks of contributions, with keys along their rows, as memory has them."""
-        for gradient, value in zip(self.blockwise.values(), found, strict=True):
+        """Blocks of contributions, with keys along their rows, as memory has them, or their sums along diagonals."""
+        for sums, value in zip(self.diagonals.values(), found, strict=False):
+            sums.add(self.frame, scope, spread(scope, value, self.frame.shape), q0, self.n0)
+        for gradient, value in zip(self.blockwise.values(), found[len(self.diagonals) :], strict=True):
             whole = spread(scope, value, self.frame.shape)
             turned = scope.add(tile.TransposeOp(whole), value.value.name_hint or "d").result
             gradient.leave(self.frame, scope, turned, q0, self.n0)
