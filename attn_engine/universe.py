@@ -64,6 +64,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-specialize-warps": _lazy("passes.tile_specialize_warps", "TileSpecializeWarpsPass"),  # type: ignore[dict-item]
     "tile-load-tables": _lazy("passes.tile_load_tables", "TileLoadTablesPass"),  # type: ignore[dict-item]
     "tile-relax-tanh": _lazy("passes.tile_relax_tanh", "TileRelaxTanhPass"),  # type: ignore[dict-item]
+    "tile-relax-functions": _lazy("passes.tile_relax_functions", "TileRelaxFunctionsPass"),  # type: ignore[dict-item]
     "tile-relax-divide": _lazy("passes.tile_relax_divide", "TileRelaxDividePass"),  # type: ignore[dict-item]
     "tile-order-async": _lazy("passes.tile_order_async", "TileOrderAsyncPass"),  # type: ignore[dict-item]
     "tile-advance-waits": _lazy("passes.tile_advance_waits", "TileAdvanceWaitsPass"),  # type: ignore[dict-item]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, f32
+from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -25,6 +27,11 @@ def _expand(op: Operation) -> None:
     result.value.name_hint = result.value.name_hint or op.results[0].name_hint
     op.results[0].replace_all_uses_with(result.value)
     Rewriter.erase_op(op)
+
+
+def may_be_approximate(op: Operation) -> bool:
+    flags = op.properties.get("fastmath")
+    return isinstance(flags, arith.FastMathFlagsAttr) and FastMathFlag.APPROX_FUNC in flags.data
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,12 @@ class TileExpandMathPass(ModulePass):
 
     keep: tuple[str, ...] = ()
     """Names of ops that the target has, such as `math.erf`."""
+    approximate: bool = False
+    """Whether the target has what may be approximate."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in op.walk():
             if isinstance(kernel, tile.KernelOp):
                 for inner in [o for o in kernel.walk() if len(o.results) == 1 and o.name not in self.keep]:
-                    _expand(inner)
+                    if not (self.approximate and may_be_approximate(inner)):
+                        _expand(inner)

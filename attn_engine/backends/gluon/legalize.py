@@ -26,10 +26,11 @@ SCHEDULE = (
 CHANNELS = 32
 """Channels of the smallest part that `tile-split-channels` makes of a head."""
 
-RELAX = ("tile-relax-tanh", "attn-simplify", "tile-relax-divide", "attn-simplify")
+RELAX = ("tile-relax-functions", "tile-relax-tanh", "attn-simplify", "tile-relax-divide", "attn-simplify")
 """Functions of scores as exact as 16-bit kernels need them."""
 
 PREPARE = (
+    "tile-relax-functions",
     "tile-relax-tanh",
     "tile-load-tables",
     "attn-simplify",
@@ -62,7 +63,7 @@ GRADIENTS = (
 )
 """The kernels of the backward to the async level."""
 
-LEGALIZE = ('tile-expand-math{keep="math.erf"}', "tile-relax-divide", "triton-pass-sizes")
+LEGALIZE = ('tile-expand-math{keep="math.erf" approximate=true}', "tile-relax-divide", "triton-pass-sizes")
 """What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, i1
 from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Operation, SSAValue
@@ -15,6 +15,7 @@ from attn_engine.backends.triton import gluon_types as types
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter, cast_names, splat, spread
 from attn_engine.backends.triton.gluon_types import Slice, restricted
 from attn_engine.dialects import tile
+from attn_engine.passes.tile_expand_math import may_be_approximate
 
 _COMBINE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
 
@@ -56,6 +57,22 @@ def _divide(printer: FunctionPrinter, op: arith.DivfOp) -> None:
     a, b = printer.texts(op.operands)
     asm = f'gl.inline_asm_elementwise(RECIPROCAL, "=f,f", [{b}], dtype=gl.float32, is_pure=True, pack=1)'
     printer.assign(op, f"{a} * {asm}")
+
+
+def _function(printer: FunctionPrinter, op: math.SinOp | math.CosOp | math.Log2Op) -> None:
+    """By the hardware's own, where the op allows it."""
+    if not may_be_approximate(op):
+        _scalar(printer, op)
+        return
+    name = types.APPROXIMATE[type(op)]
+    asm = f'gl.inline_asm_elementwise({name}, "=f,f", [{printer.text(op.operand)}], dtype=gl.float32, is_pure=True, pack=1)'
+    printer.assign(op, asm)
+
+
+def _round(printer: FunctionPrinter, op: math.RoundEvenOp) -> None:
+    """Of a number below 2**22 in size: the bits behind the point do not fit beside what is added, and taken away again."""
+    assert may_be_approximate(op)
+    printer.assign(op, f"{printer.text(op.operand)} + {types.ROUNDING} - {types.ROUNDING}")
 
 
 def _constant(printer: FunctionPrinter, op: arith.ConstantOp) -> None:
@@ -218,6 +235,8 @@ _SCALAR_RULES: dict[type[Operation], Callable[..., None]] = {
     **dict.fromkeys(types.SCALAR_OPS, _scalar),
     **dict.fromkeys(types.FROM_INTEGER, _from_integer),
     arith.DivfOp: _divide,
+    **dict.fromkeys(types.APPROXIMATE, _function),
+    math.RoundEvenOp: _round,
     arith.TruncIOp: _truncate,
     arith.CmpiOp: _compare_integers,
     arith.CmpfOp: _compare_floats,

@@ -57,6 +57,9 @@ def _pin_wide(count):
 PIN_WIDE = gl.constexpr(_pin_wide(32))
 PIN_WIDE_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 32 + ["r"] * 32))
 RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+SINE = gl.constexpr("sin.approx.ftz.f32 $0, $1;")
+COSINE = gl.constexpr("cos.approx.ftz.f32 $0, $1;")
+LOGARITHM = gl.constexpr("lg2.approx.f32 $0, $1;")
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xdsl.dialects import math
 from xdsl.dialects.builtin import FixedBitwidthType
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -22,6 +23,9 @@ def _gluon(spelling: str) -> str:
 SCALAR_OPS: dict[type[Operation], str] = {op: _gluon(text) for op, text in types.SCALAR_OPS.items()}
 FROM_BOOL: dict[type[Operation], str] = {op: _gluon(text) for op, text in types.FROM_BOOL.items()}
 FROM_INTEGER: dict[type[Operation], str] = {op: _gluon(text) for op, text in types.FROM_INTEGER.items()}
+APPROXIMATE: dict[type[Operation], str] = {math.SinOp: "SINE", math.CosOp: "COSINE", math.Log2Op: "LOGARITHM"}
+"""Constants of the text that hold the hardware's own instruction."""
+ROUNDING = 1.5 * 2.0**23
 TRUNCATE = _gluon(types.TRUNCATE)
 TRUNCATE_TO_BOOL = types.TRUNCATE_TO_BOOL
 CMPI = tuple(_gluon(text) for text in types.CMPI)
