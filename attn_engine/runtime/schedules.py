@@ -82,13 +82,15 @@ def _has_exponentials(op: attn.AttentionOp | attn.OnlineOp) -> bool:
 
 
 def _is_banded(module: ModuleOp) -> bool:
-    """Whether the visible keys of a block of queries start elsewhere than at the first key, or lie in several ranges."""
+    """Whether a block of queries sees keys of several ranges, or of one that neither starts with the first key nor ends with the last."""
     copy = module.clone()
     for op in [o for o in copy.walk() if isinstance(o, attn.AttentionOp)]:
         analyze_mask(op)
     op = next(o for o in copy.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    end = op.blocks.block.last_op if op.blocks is not None and op.blocks.blocks else None
-    return end is not None and (len(end.operands) > _ENDS or constant_of(end.operands[0]) != 0)
+    if op.blocks is None or not op.blocks.blocks or op.blocks.block.last_op is None:
+        return False
+    ends, length = op.blocks.block.last_op.operands, op.blocks.block.args[-1]
+    return len(ends) > _ENDS or (constant_of(ends[0]) != 0 and ends[-1] is not length)
 
 
 def _reads_keys(op: attn.AttentionOp | attn.OnlineOp, *names: str) -> bool:
