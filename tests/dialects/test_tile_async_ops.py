@@ -37,6 +37,7 @@ from attn_engine.dialects.tile_async_product import (
     OpaqueZeroOp,
     PinOp,
     ReducePartialOp,
+    SchedBarrierOp,
     WaitOp,
 )
 from attn_engine.dialects.tile_async_view import AliasSlotOp, PartOp, RingOp, SlotOp, TransposedSlotOp
@@ -102,6 +103,7 @@ def consumer(
         wait,
         partial,
         pin,
+        SchedBarrierOp(),
         place,
         write,
         alias,
