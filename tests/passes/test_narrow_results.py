@@ -7,13 +7,13 @@ import torch
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i64
 
-from attn_engine import pipelines
+from attn_engine import library, pipelines
 from attn_engine.backends.gluon.legalize import GRADIENTS
 from attn_engine.dialects import tile as dialect
-from attn_engine.frontend import build
+from attn_engine.frontend import Definition, build
 from attn_engine.interpreters import tile, tile_async
 from attn_engine.runtime import driver
-from tests.passes.test_tile_async_backward import DEFINITIONS, Compiled, D, lower, problem
+from tests.passes.test_tile_async_backward import DEFINITIONS, DOCUMENTS, Compiled, D, lower, problem
 
 STAGE = GRADIENTS.index("tile-stage-maps")
 
@@ -39,7 +39,8 @@ def test_gradients(name: str):
 
 
 def test_documents_are_compared_as_they_are_in_memory():
-    traced = build(DEFINITIONS["documents"], dtype=torch.float16, head_dim=D, head_dim_v=D)
+    documents = library.document(DOCUMENTS.int())
+    traced = build(Definition(mask_mod=documents), dtype=torch.float16, head_dim=D, head_dim_v=D)
     module = driver.to_attn(traced.module, ("q", "k", "v"))
     convert = "convert-attn-to-tile{fused=true covered=true whole=true}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, "tile-narrow-results"))
