@@ -37,7 +37,8 @@ def _addf(op: Operation) -> Change:
         return [arith.SubfOp(a, negated.operands[0])]
     if negated := defined_by(a, arith.NegfOp):
         return [arith.SubfOp(b, negated.operands[0])]
-    return None
+    # A factor is seen by what looks for factors.
+    return [two := constant(2.0, a.type), arith.MulfOp(a, two)] if a is b else None
 
 
 def _subf(op: Operation) -> Change:

@@ -237,6 +237,7 @@ def test_constants_are_folded_in_f32(body, expected):
         ("%z = arith.constant 0xFF800000 : f32\n%r = arith.maximumf %z, %x : f32", 0),
         ("%z = arith.constant 0x7F800000 : f32\n%r = arith.maximumf %z, %x : f32", 2),
         ("%a = math.log %x : f32\n%r = math.exp %a : f32", 2),
+        ("%a = arith.addf %x, %x : f32\n%b = arith.constant 0.5 : f32\n%r = arith.mulf %a, %b : f32", 4),
         ("%a = arith.negf %x : f32\n%r = arith.negf %a : f32", 0),
         ("%r = arith.select %c, %x, %x : f32", 0),
         ("%z = arith.constant 0.0 : f32\n%r = arith.mulf %x, %z : f32", 2),
@@ -246,6 +247,11 @@ def test_constants_are_folded_in_f32(body, expected):
 )
 def test_the_number_of_operations_that_remain(body, operations):
     assert len(simplified(body)) == operations
+
+
+def test_a_sum_of_equal_terms_is_a_product():
+    two, product = simplified("%r = arith.addf %x, %x : f32")
+    assert "2.000000e+00" in two and "arith.mulf %x" in product
 
 
 def test_a_load_is_not_shared_across_isolated_regions_and_a_dead_write_stays():

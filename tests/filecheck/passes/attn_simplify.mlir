@@ -22,7 +22,8 @@ func.func @score(%q: tensor<?x?x?x64xbf16>, %k: tensor<?x?x?x64xbf16>, %v: tenso
     %d = arith.divf %a, %eight : f32
     // CHECK-NEXT: %[[T:[a-z0-9_]+]] = arith.divf %[[A]], %[[THREE]] : f32
     %t = arith.divf %d, %three : f32
-    // CHECK-NEXT: %[[LL:[a-z0-9_]+]] = arith.addf %[[W]], %[[W]] : f32
+    // CHECK-NEXT: %[[TWO:[a-z0-9_]+]] = arith.constant 2.000000e+00 : f32
+    // CHECK-NEXT: %[[LL:[a-z0-9_]+]] = arith.mulf %[[W]], %[[TWO]] : f32
     %ll = arith.addf %l0, %l1 : f32
     // CHECK-NEXT: %[[R:[a-z0-9_]+]] = arith.addf %[[T]], %[[LL]] : f32
     // CHECK-NEXT: attn.yield %[[R]] : f32
