@@ -25,7 +25,7 @@ from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError, NondeterministicError
 from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
-from attn_engine.passes.lowering.score_gradients import score_gradients, stored
+from attn_engine.passes.lowering.score_gradients import ScoreGradient, score_gradients, stored
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import apart, convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
@@ -151,6 +151,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["by_batch"] = flags["exact"] and facts.few_batches and not backend.on_host
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
+    flags["rounded"] = fused
     flags["single"] = request.deterministic
     flags["table_tile"] = backend.smallest_tile
     flags["masks_once"] = backend.masks_once
@@ -242,7 +243,7 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return _gradients(function, gradients, request, backend, plain, steps=2)
 
     ordered = partial(_gradients, function, gradients, request, backend, short)
-    if request.deterministic or not backend.fuses or not fuses(gradients):
+    if request.deterministic or not backend.fuses or not fuses(gradients, _leaving(gradients, request)):
         return ordered()
 
     def without(reason: str = "") -> Part:
@@ -252,6 +253,16 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
         return _gradients(function, gradients, request, backend, without, fused=True, steps=2)
 
     return _gradients(function, gradients, request, backend, shorter, fused=True)
+
+
+def _leaving(op: attn.BackwardOp, request: Request) -> list[int]:
+    """The contributions of scores that may leave the kernel of all gradients: in blocks of their captures' types."""
+    return [n for n, gradient in _blocks(op, request).items() if gradient.bounded]
+
+
+def _blocks(op: attn.BackwardOp, request: Request) -> dict[int, ScoreGradient]:
+    facts = request.facts
+    return score_gradients(op, facts.exact, request.deterministic, facts.exact and facts.few_batches)
 
 
 def _adds(function: func.FuncOp, request: Request, backend: Backend) -> bool:
@@ -277,9 +288,9 @@ def _gradients(
 
     `steps` go through the positions of one: shorter ones leave registers for scores of much arithmetic.
     """
-    way, facts = replace(backend, pipeline=backend.gradients, knows_whole=True), request.facts
-    found = score_gradients(op, facts.exact, request.deterministic, facts.exact and facts.few_batches)
-    schedule = with_gradients(request.schedule, op, fused, steps, frozenset(stored([*found.values()])))
+    way = replace(backend, pipeline=backend.gradients, knows_whole=True)
+    found = stored([*_blocks(op, request).values()])
+    schedule = with_gradients(request.schedule, op, fused, steps, frozenset(found))
     own = replace(request, schedule=schedule)
     try:
         return Part(backend, to_tile(ModuleOp([function.clone()]), own, way, fused, apart(op)), otherwise)
