@@ -29,7 +29,7 @@ from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kept_choice import choice_key, keep, kept_way, told
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.layouts import NARROWEST, in_blocks, tables_in_blocks
+from attn_engine.runtime.layouts import NARROWEST, in_blocks
 from attn_engine.runtime.reference import is_reference
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, fastest, first_that_runs
@@ -187,7 +187,7 @@ class Attention(Inspection):
         few_batches = exact and sizes.batch <= MOST_PARTS
         facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, few_batches, multiple)
         in_few = decoding(sizes, target_of(q.device, self.backend))
-        known = Known(facts, length, in_blocks((q, k, v)), tables_in_blocks(captures), in_few)
+        known = Known(facts, length, in_blocks((q, k, v)), in_blocks(trace.rules.tables(captures)), in_few)
         compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
         return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
 

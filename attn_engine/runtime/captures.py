@@ -53,6 +53,11 @@ class CaptureRules:
         """Whether every table is as long as the queries or keys that index it directly."""
         return all(tensors[r.capture].shape[r.axis] >= getattr(sizes, r.size) for r in self.wanted)
 
+    def tables(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that are read at queries and keys: blocks of them may be copied."""
+        queries, keys = ({r.capture for r in self.wanted if r.size == size} for size in ("q_len", "kv_len"))
+        return [tensors[n] for n in sorted(queries & keys) if tensors[n].is_floating_point()]
+
     def exact(self, tensors: Sequence[torch.Tensor], sizes: Sizes) -> bool:
         """Whether some tables train, and are just as long as what indexes them directly."""
         trained = [n for n, tensor in enumerate(tensors) if tensor.requires_grad]

@@ -17,6 +17,7 @@ from attn_engine.backends.backend import BACKENDS, Overlap, get_backend
 from attn_engine.dialects import attn, tile
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import padded
+from attn_engine.passes.lowering.distances import without_costly
 from attn_engine.runtime.devices import Target, is_usable
 from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.predict import Prediction, predict
@@ -72,10 +73,11 @@ def is_open(backend: str | None, target: Target) -> bool:
 def consider(module: ModuleOp, anywhere: bool = False) -> Considered:
     """What each backend's forward should cost on Hopper, of those that are usable here (or of all: `anywhere`)."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp))
-    heads, cost = heads_of(module), min(score_cost(op), MAX_SCORE_COST)
+    heads = heads_of(module)
     backends = [get_backend(name) for name in BACKENDS]
     reasons = {b.name: _unsuited(b.name, b.overlap, op, anywhere) for b in backends if b.overlap is not None}
-    ranked = [predict(name, heads, cost) for name, reason in reasons.items() if reason is None]
+    costs = {name: min(score_cost(op, _loads(name)), MAX_SCORE_COST) for name in reasons}
+    ranked = [predict(name, heads, costs[name]) for name, reason in reasons.items() if reason is None]
     unsuited = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
     return Considered(tuple(sorted(ranked, key=lambda p: p.clocks)), tuple(unsuited))
 
@@ -92,31 +94,40 @@ def _unsuited(name: str, overlap: Overlap, op: attn.AttentionOp, anywhere: bool)
         return None
     if not anywhere and not is_usable(name):
         return get_backend(name).check().reason
-    suits = _suits(op) and (not overlap.heads or all(size in overlap.heads for size in _sizes(op)))
+    suits = _suits(op, _loads(name)) and (not overlap.heads or all(size in overlap.heads for size in _sizes(op)))
     return None if suits else "its loop does not run other work beside products here"
+
+
+def _loads(backend: str) -> bool:
+    """Whether kernels of a backend load blocks of what scores compute by distance."""
+    return get_backend(backend).sums_diagonals
 
 
 def _sizes(op: attn.AttentionOp) -> list[int]:
     return [v.type.get_shape()[3] for v in (op.q, op.v) if isinstance(v.type, TensorType)]
 
 
-def _suits(op: attn.AttentionOp) -> bool:
+def _suits(op: attn.AttentionOp, loads: bool) -> bool:
     """Whether a forward with asynchronous products can be the faster one."""
     if tile.element_of(op.q) == f32:
         return False
     if any(not SMALLEST_HEAD <= padded(size) <= LARGEST_HEAD for size in _sizes(op)):
         return False
     mods = (op.query_mod, op.key_mod, op.value_mod)
-    return not any(m is not None and m.blocks for m in mods) and score_cost(op) <= MAX_SCORE_COST
+    return not any(m is not None and m.blocks for m in mods) and score_cost(op, loads) <= MAX_SCORE_COST
 
 
-def score_cost(op: attn.AttentionOp) -> int:
-    """Operations that the score_mod does per score; gathers other than from a table of scores count as too many."""
+def score_cost(op: attn.AttentionOp, loads: bool = True) -> int:
+    """Operations that the score_mod does per score; gathers other than from a table of scores count as too many.
+
+    If `loads`, what it computes by the distance of two positions is loaded from memory, an operation each.
+    """
     if op.score_mod is None or not op.score_mod.blocks:
         return 0
-    axes = axes_of(op, "score_mod")
-    elements = [o for o in op.score_mod.block.ops if not isinstance(o, _FREE) and {"q", "kv"} <= axes[o.results[0]]]
-    return sum(_cost(o, op.score_mod.block) for o in elements)
+    axes, block = axes_of(op, "score_mod"), op.score_mod.block
+    ops, read = without_costly(block) if loads else (list(block.ops), 0)
+    elements = [o for o in ops if not isinstance(o, _FREE) and {"q", "kv"} <= axes[o.results[0]]]
+    return sum(_cost(o, block) for o in elements) + read
 
 
 def _cost(op: Operation, score_mod: Block) -> int:

@@ -25,6 +25,7 @@ from attn_engine.dialects import attn, tile
 from attn_engine.errors import AsyncUnsupportedError, NondeterministicError
 from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
+from attn_engine.passes.lowering.diagonals import by_distance
 from attn_engine.passes.lowering.score_gradients import ScoreGradient, score_gradients, stored
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import apart, convert_spec, with_gradients
@@ -140,7 +141,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     if request.deterministic and backend.level is Level.BUFFERED and _sums_captures(module):
         raise NondeterministicError(backend.name)
     facts = request.facts
-    flags: dict[str, int] = {
+    flags: dict[str, int | str] = {
         "pad": not backend.on_host,
         "positive_scale": facts.positive_scale,
         "covered": facts.covered,
@@ -151,6 +152,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)
     flags["by_batch"] = flags["exact"] and facts.few_batches and not backend.on_host
     flags["diagonals"] = backend.sums_diagonals and not request.deterministic
+    flags["distances"] = '"loaded"' if backend.sums_diagonals else '"gathered"'
     flags["rounded"] = fused
     flags["single"] = request.deterministic
     flags["table_tile"] = backend.smallest_tile
@@ -256,8 +258,9 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
 
 
 def _leaving(op: attn.BackwardOp, request: Request) -> list[int]:
-    """The contributions of scores that may leave the kernel of all gradients: in blocks of their captures' types."""
-    return [n for n, gradient in _blocks(op, request).items() if gradient.bounded]
+    """The contributions of scores that may leave the kernel of all gradients: in blocks of their captures' types, or along diagonals."""
+    blocks = [n for n, gradient in _blocks(op, request).items() if gradient.bounded]
+    return [*blocks, *by_distance(op)]
 
 
 def _blocks(op: attn.BackwardOp, request: Request) -> dict[int, ScoreGradient]:

@@ -26,11 +26,6 @@ def in_blocks(tensors: Iterable[Tensor]) -> bool:
     return True
 
 
-def tables_in_blocks(captures: Iterable[Tensor]) -> bool:
-    """The same for captured floats of more than one axis, any of which may be a table of scores."""
-    return in_blocks(c for c in captures if c.ndim > 1 and c.is_floating_point())
-
-
 def _start(x: Tensor) -> int:
     """Where a tensor starts; a tensor without memory, as in tracing, as if its storage started at a multiple."""
     if isinstance(x, FakeTensor) or x.is_meta or is_wrapped(x):

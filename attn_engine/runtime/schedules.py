@@ -17,6 +17,7 @@ from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.schedule import BYTES, F32_BYTES, Heads, KernelSchedule, Kind, Length, Schedule
 from attn_engine.passes.attn_analyze_mask import analyze_mask
+from attn_engine.passes.lowering.distances import without_costly
 from attn_engine.passes.simplify_constants import constant_of
 from attn_engine.runtime.devices import Target
 
@@ -34,7 +35,7 @@ _ENDS = 4
 """Positions that say where one range of keys is visible, and where whole blocks of it are."""
 
 
-def convert_spec(schedule: Schedule, flags: Mapping[str, int], channels: int = 0) -> str:
+def convert_spec(schedule: Schedule, flags: Mapping[str, int | str], channels: int = 0) -> str:
     """`convert-attn-to-tile{...}` with a schedule; `channels` is what tiles round head dims up to, 0 a power of two."""
     options = [schedule.pass_options(), *(f"{name}={str(value).lower()}" for name, value in flags.items())]
     options += [f"channels={channels}"] if channels else []
@@ -72,7 +73,9 @@ def _async_forwards(module: ModuleOp) -> tuple[KernelSchedule, ...]:
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
     masked = op.mask is not None and bool(op.mask.blocks)
     return AsyncSchedule().candidates(
-        heads_of(module), (masked and _is_banded(module)) or _reads_keys(op), not masked and _has_exponentials(op)
+        heads_of(module, loads=True),
+        (masked and _is_banded(module)) or _reads_keys(op),
+        not masked and _has_exponentials(op),
     )
 
 
@@ -145,10 +148,11 @@ def _bytes_of(value: SSAValue) -> int:
     return BYTES.get(str(tile.element_of(value)), F32_BYTES)
 
 
-def heads_of(module: ModuleOp) -> Heads:
-    """What a schedule must know of the attention in a module."""
+def heads_of(module: ModuleOp, loads: bool = False) -> Heads:
+    """What a schedule must know of the attention in a module; `loads` as for `_gathered`."""
     op = next(o for o in module.walk() if isinstance(o, attn.AttentionOp | attn.OnlineOp))
-    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), _gathered(op), _reads_keys(op, "mask"))
+    gathered = _gathered(op, loads)
+    return Heads(_channels(op.q), _channels(op.v), str(tile.element_of(op.q)), gathered, _reads_keys(op, "mask"))
 
 
 def _channels(value: SSAValue) -> int:
@@ -156,11 +160,16 @@ def _channels(value: SSAValue) -> int:
     return value.type.get_shape()[3]
 
 
-def _gathered(op: attn.AttentionOp | attn.OnlineOp) -> int:
-    """Bytes that captures bring per score: those indexed by query and key both."""
+def _gathered(op: attn.AttentionOp | attn.OnlineOp, loads: bool) -> int:
+    """Bytes that captures bring per score: those indexed by query and key both.
+
+    Numbers of distances count as well, as plain loops stage them like tables, unless they go from memory to registers
+    (`loads`).
+    """
     if op.score_mod is None or not op.score_mod.blocks:
         return 0
     axes = axes_of(op, "score_mod")
-    loads = [o for o in op.score_mod.block.ops if isinstance(o, attn.LoadOp)]
-    wide = [o for o in loads if {"q", "kv"} <= axes[o.result]]
-    return sum(BYTES.get(str(tile.element_of(o.source)), F32_BYTES) for o in wide)
+    ops, parts = without_costly(op.score_mod.block)
+    wide = [o for o in ops if isinstance(o, attn.LoadOp) and {"q", "kv"} <= axes[o.result]]
+    tables = sum(BYTES.get(str(tile.element_of(o.source)), F32_BYTES) for o in wide)
+    return tables if loads else tables + parts * F32_BYTES

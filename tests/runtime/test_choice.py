@@ -49,7 +49,7 @@ def test_forwards_are_asynchronous_on_hopper(definition: Definition):
     "definition",
     [
         Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, kv, q]),
-        Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q - kv) % 4]),
+        Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q + kv) % 4]),
         Definition(
             score_mod=lambda s, b, h, q, kv: torch.erf(torch.sin(s)) * torch.cosh(s) + torch.sinh(s) * torch.cos(s)
         ),
@@ -59,6 +59,10 @@ def test_forwards_are_asynchronous_on_hopper(definition: Definition):
 )
 def test_others_are_plain(definition: Definition):
     assert chosen(definition) == ["triton"]
+
+
+def test_what_is_read_by_distance_goes_where_its_blocks_are_loaded():
+    assert chosen(Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q - kv) % 4])) == ["gluon", "triton"]
 
 
 def test_other_devices_types_and_names_are_plain():

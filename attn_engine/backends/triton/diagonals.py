@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attn_engine.backends.code_writer import CodeWriter, Names
+from attn_engine.backends.triton import gluon_diagonals
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter
 from attn_engine.backends.triton.gluon_types import Layout, Mma, restricted
 from attn_engine.backends.triton.printer import KernelPrinter, wide
@@ -66,7 +67,7 @@ def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
         steps = [f"{row}[:, None]", f"{column}[None, :]"]
         ahead, behind = steps if op.turned is not None else reversed(steps)
         place = f"({' + '.join([base, *terms])}) + ({ahead} - {behind})"
-        printer.writer.line(f"add_diagonals({value}, {place}, {op.turned is not None})")
+        printer.writer.line(f"add_diagonals({value}, {place}, {_statement(printer, 'ADDED', op)})")
         return
     if op.turned is not None:
         m, n, value = n, m, f"{value}.permute((1, 0))"
@@ -81,6 +82,15 @@ def _is_held(layout: Layout, shape: Sequence[int]) -> bool:
     """Whether threads hold a tile as the products of a warpgroup give it, in whole statements."""
     mine = isinstance(layout, Mma) and (layout.rows, layout.columns) == _WARPS
     return mine and shape[0] == _ROWS and not shape[1] % _ROWS
+
+
+def _statement(printer: FunctionPrinter, name: str, op: tile.LoadDiagonalsOp | tile.AddDiagonalsOp) -> str:
+    """What a warp says, and its constraints, as constants of the text."""
+    make, constraints = gluon_diagonals.STATEMENTS[name]
+    turned = op.turned is not None
+    own = {f"{name}_TURNED" if turned else name: make(-1 if turned else 1), f"{name}_CONSTRAINTS": constraints}
+    printer.functions.constants |= {constant: repr(text) for constant, text in own.items()}
+    return ", ".join(own)
 
 
 def _ranges(printer: FunctionPrinter, layout: Layout, shape: Sequence[int]) -> list[str]:
@@ -116,6 +126,6 @@ def load_gluon(printer: FunctionPrinter, op: tile.LoadDiagonalsOp) -> None:
     ranges = _ranges(printer, layout, shape)
     places = _places(op, "gl", base, printer.strides[base], texts, ranges)
     if _is_held(layout, shape):
-        printer.assign(op, f"load_diagonals({places}, {op.turned is not None})")
+        printer.assign(op, f"load_diagonals({places}, {_statement(printer, 'LOADED', op)})")
     else:
         printer.assign(op, f"gl.load({places})")

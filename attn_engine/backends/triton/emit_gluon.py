@@ -246,7 +246,7 @@ def emit(module: ModuleOp) -> str:
             find_rule(RULES, op, types.BACKEND_NAME)
     writer = CodeWriter()
     writer.lines(PRELUDE)
-    for name, definition in functions.layouts.items():
+    for name, definition in functions.constants.items():
         writer.line(f"{name} = gl.constexpr({definition})")
     for text in functions.texts:
         for line in text.rstrip("\n").split("\n"):

@@ -72,60 +72,15 @@ def pin_wide(value):
     return pinned.to(gl.float32, bitcast=True)
 
 
-def _steps(step):
-    """By how many bytes the places of the diagonals of 32 elements of a thread are behind that of its first one."""
-    return [4 * step * (8 * (n // 4 - n // 2 % 2) + n % 2) for n in range(32)]
-
-
-def _diagonals(step):
-    """Of eight columns a thread has two neighbours, in two rows that are eight apart: it loads its diagonals, each once.
-
-    A thread's first element says where they are; `step` is how many numbers the place grows by from column to column.
-    """
-    places = _steps(step)
-    owners = {place: n for n, place in reversed([*enumerate(places)])}
-    loads = "".join(f"ld.global.nc.f32 ${n}, [$32 + {place}];" for place, n in owners.items())
-    moves = "".join(f"mov.f32 ${n}, ${owners[place]};" for n, place in enumerate(places) if owners[place] != n)
-    return f"{{ {loads} {moves} }}"
-
-
-def _added(step):
-    """The sum of each diagonal of a thread is added to memory."""
-    sums = {}
-    for n, place in enumerate(_steps(step)):
-        sums.setdefault(place, []).append(n)
-    adds = ""
-    for place, (first, *others) in sums.items():
-        total = f"${32 + first}"
-        for other in others:
-            adds += f"add.f32 s, {total}, ${32 + other};"
-            total = "s"
-        adds += f"red.relaxed.gpu.global.add.f32 [$64 + {place}], {total};"
-    return f"{{ .reg .f32 s; {adds} }}"
-
-
-DIAGONALS = gl.constexpr(_diagonals(1))
-ADDED = gl.constexpr(_added(1))
-ADDED_TURNED = gl.constexpr(_added(-1))
-ADDED_CONSTRAINTS = gl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["l"] * 32))
-DIAGONALS_TURNED = gl.constexpr(_diagonals(-1))
-DIAGONALS_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 32 + ["l"] * 32))
+@gluon.jit
+def load_diagonals(place, text: gl.constexpr, constraints: gl.constexpr):
+    return gl.inline_asm_elementwise(text, constraints, [place], dtype=gl.float32, is_pure=True, pack=32)
 
 
 @gluon.jit
-def load_diagonals(place, turned: gl.constexpr):
-    text: gl.constexpr = DIAGONALS_TURNED if turned else DIAGONALS
-    return gl.inline_asm_elementwise(
-        text, DIAGONALS_CONSTRAINTS, [place], dtype=gl.float32, is_pure=True, pack=32
-    )
-
-
-@gluon.jit
-def add_diagonals(value, place, turned: gl.constexpr):
-    text: gl.constexpr = ADDED_TURNED if turned else ADDED
-    gl.inline_asm_elementwise(
-        text, ADDED_CONSTRAINTS, [value, place.to(gl.int64)], dtype=gl.float32, is_pure=False, pack=32
-    )
+def add_diagonals(value, place, text: gl.constexpr, constraints: gl.constexpr):
+    place = place.to(gl.int64)
+    gl.inline_asm_elementwise(text, constraints, [value, place], dtype=gl.float32, is_pure=False, pack=32)
 
 
 @gluon.constexpr_function

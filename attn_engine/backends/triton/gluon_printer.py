@@ -25,13 +25,7 @@ RESERVED = (
         "PIN_WIDE",
         "PIN_WIDE_CONSTRAINTS",
         "pin_wide",
-        "DIAGONALS",
-        "DIAGONALS_TURNED",
-        "DIAGONALS_CONSTRAINTS",
         "load_diagonals",
-        "ADDED",
-        "ADDED_TURNED",
-        "ADDED_CONSTRAINTS",
         "add_diagonals",
         "RECIPROCAL",
         "OPAQUE_ZERO",
@@ -47,11 +41,11 @@ RESERVED = (
 
 
 class Functions:
-    """What the functions of one module share: their names, the finished ones, and the layout constants in use."""
+    """What the functions of one module share: their names, the finished ones, and the constants in use, layouts most of all."""
 
     def __init__(self):
         self.names = Names(RESERVED)
-        self.layouts: dict[str, str] = {}
+        self.constants: dict[str, str] = {}
         self.texts: list[str] = []
 
 
@@ -81,7 +75,7 @@ class FunctionPrinter:
             if inner is None:
                 return
             layout = inner
-        self.functions.layouts[layout.name] = layout.definition()
+        self.functions.constants[layout.name] = layout.definition()
 
     # --- arguments
 

@@ -29,9 +29,13 @@ def by_distance(op: attn.BackwardOp) -> list[int]:
     return [n for n, add in enumerate(adds) if all(distances.holds(i) for i in add.indices)]
 
 
+COPIES = 8
+"""Programs that run side by side are about as far from the diagonal: those of neighbouring blocks add to different copies."""
+
+
 @dataclass
 class DiagonalSums:
-    """The temporary of one contribution: [batch or 1, heads or 1, distances] in f32, kv - q growing along the last axis."""
+    """The temporary of one contribution: [copies, batch or 1, heads or 1, distances] in f32, kv - q growing along the last axis."""
 
     op: attn.BackwardOp
     operands: Operands
@@ -47,8 +51,8 @@ class DiagonalSums:
         self.origin = scope.add(arith.AddiOp(operands.sq, beyond), "origin").result
         keys = scope.add(arith.AddiOp(operands.skv, beyond), "keys").result
         self.length = scope.add(arith.AddiOp(self.origin, keys), "distances").result
-        sizes = [*(scope.value(n) for n in self._leading(operands.batch, operands.heads)), self.length]
-        self.sums = scope.add(tile.AllocOp(sizes, tile.GlobalType(3, f32)), "diagonals").result
+        sizes = [scope.value(n) for n in (COPIES, *self._leading(operands.batch, operands.heads))]
+        self.sums = scope.add(tile.AllocOp([*sizes, self.length], tile.GlobalType(4, f32)), "diagonals").result
         scope.add(tile.FillOp(self.sums, scope.real(0.0)))
 
     def _leading(self, b: Index, h: Index) -> list[Index]:
@@ -59,8 +63,11 @@ class DiagonalSums:
         """Adds a block of contributions, 0 where they do not count, with queries or keys along its rows."""
         origin, kernel = frame.kernel.take(self.origin), frame.kernel
         start = scope.plus(scope.minus(n0, q0, "start"), origin, "start")
-        place = [frame.b if "b" in self.axes else 0, frame.h if "h" in self.axes else 0, start]
         turned = frame.q_axis == 1
+        own, size = (n0, kernel.blocks.n) if turned else (q0, kernel.blocks.m)
+        block = scope.add(arith.DivSIOp(own, scope.value(size)), "block").result
+        copy = scope.add(arith.RemSIOp(block, scope.value(COPIES)), "copy").result
+        place = [copy, frame.b if "b" in self.axes else 0, frame.h if "h" in self.axes else 0, start]
         scope.add(tile.AddDiagonalsOp(value, kernel.take(self.sums), [scope.value(i) for i in place], turned))
 
     def finish(self, name: str) -> tile.KernelOp:
@@ -71,8 +78,9 @@ class DiagonalSums:
         frame = Frame(self.operands, kernel, 0, b, h, h)
         first = scope.value(scope.times(i, DISTANCES, "first"))
         limit = kernel.take(self.length)
-        type_ = TensorType(f32, [DISTANCES])
-        sums = scope.add(tile.LoadOp(kernel.take(self.sums), [b, h, first], [2], type_, {0: limit}), "sums").result
+        place, type_ = [scope.value(0), b, h, first], TensorType(f32, [COPIES, DISTANCES])
+        copies = scope.add(tile.LoadOp(kernel.take(self.sums), place, [0, 3], type_, {1: limit}), "copies").result
+        sums = scope.add(tile.ReduceOp(tile.Reduction.SUM, copies, 0), "sums").result
         rows = scope.add(tile.RangeOp(first, DISTANCES), "rows").result
         program = frame.program(covered=False)
         origin, row = (
