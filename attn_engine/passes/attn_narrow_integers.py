@@ -51,8 +51,19 @@ class Narrower:
     narrow: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     twins: list[Operation] = field(default_factory=list[Operation])
 
-    def apply(self) -> None:
+    def find(self) -> dict[SSAValue, IntRange]:
+        """Ranges alone; nothing is changed."""
+        self._start()
+        for op in self.block.ops:
+            if len(op.results) == 1 and op.results[0].type == i64:
+                self.ranges[op.results[0]] = self._range(op)
+        return self.ranges
+
+    def _start(self) -> None:
         self.ranges |= {arg: INDEX for arg in self.block.args[: self.positions] if arg.type == i64}
+
+    def apply(self) -> None:
+        self._start()
         for op in list(self.block.ops):
             if isinstance(op, READERS):
                 self._read_narrow(op)

@@ -7,16 +7,19 @@ gather element by element, and functions of very much arithmetic, are judged by 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ModuleOp, TensorType, f32
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.backends.backend import BACKENDS, Overlap, get_backend
 from attn_engine.dialects import attn, tile
-from attn_engine.ir.axes import axes_of
+from attn_engine.ir.axes import Axes, axes_of
+from attn_engine.ir.intervals import INT64
 from attn_engine.ir.schedule import padded
+from attn_engine.passes.attn_narrow_integers import Narrower
 from attn_engine.passes.lowering.distances import without_costly
 from attn_engine.runtime.devices import Target, is_usable
 from attn_engine.runtime.env import named_backend
@@ -35,7 +38,8 @@ _CHEAP = (
 )
 _EXPANDED = 15
 """About what a function without an instruction of its own costs."""
-
+_GATHER, _SMALL = 8, 1024
+"""What reading a number costs of a table with so few places: its address, whether it is inside, and the access."""
 
 WORTH = 1.05
 """How much faster than plain kernels others must be predicted to be."""
@@ -120,14 +124,26 @@ def _suits(op: attn.AttentionOp, loads: bool) -> bool:
 def score_cost(op: attn.AttentionOp, loads: bool = True) -> int:
     """Operations that the score_mod does per score; gathers other than from a table of scores count as too many.
 
-    If `loads`, what it computes by the distance of two positions is loaded from memory, an operation each.
+    If `loads`, what it computes by the distance of two positions is loaded from memory, an operation each, and threads
+    find small tables in their cache.
     """
     if op.score_mod is None or not op.score_mod.blocks:
         return 0
     axes, block = axes_of(op, "score_mod"), op.score_mod.block
     ops, read = without_costly(block) if loads else (list(block.ops), 0)
     elements = [o for o in ops if not isinstance(o, _FREE) and {"q", "kv"} <= axes[o.results[0]]]
-    return sum(_cost(o, block) for o in elements) + read
+    small = {o for o in elements if isinstance(o, attn.LoadOp) and loads and _is_small(o, axes, block)}
+    return sum(_GATHER if o in small else _cost(o, block) for o in elements) + read
+
+
+def _is_small(op: attn.LoadOp, axes: Mapping[SSAValue, Axes], block: Block) -> bool:
+    """Whether the places of a table that one head reads are few, whatever the lengths."""
+    ranges, places = Narrower(block).find(), 1
+    for index in op.indices:
+        if axes[index] & {"q", "kv"}:
+            found = ranges.get(index, INT64)
+            places *= found.hi - found.lo + 1
+    return places <= _SMALL
 
 
 def _cost(op: Operation, score_mod: Block) -> int:

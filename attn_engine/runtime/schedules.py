@@ -168,8 +168,7 @@ def _gathered(op: attn.AttentionOp | attn.OnlineOp, loads: bool) -> int:
     """
     if op.score_mod is None or not op.score_mod.blocks:
         return 0
-    axes = axes_of(op, "score_mod")
-    ops, parts = without_costly(op.score_mod.block)
+    axes, (ops, parts) = axes_of(op, "score_mod"), without_costly(op.score_mod.block)
     wide = [o for o in ops if isinstance(o, attn.LoadOp) and {"q", "kv"} <= axes[o.result]]
     tables = sum(BYTES.get(str(tile.element_of(o.source)), F32_BYTES) for o in wide)
     return tables if loads else tables + parts * F32_BYTES

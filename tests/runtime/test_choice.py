@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -49,7 +52,7 @@ def test_forwards_are_asynchronous_on_hopper(definition: Definition):
     "definition",
     [
         Definition(score_mod=lambda s, b, h, q, kv: s + BIAS[h, kv, q]),
-        Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q + kv) % 4]),
+        Definition(score_mod=lambda s, b, h, q, kv: s + SLOPES[(q + kv) // 4]),
         Definition(
             score_mod=lambda s, b, h, q, kv: torch.erf(torch.sin(s)) * torch.cosh(s) + torch.sinh(s) * torch.cos(s)
         ),
@@ -59,6 +62,18 @@ def test_forwards_are_asynchronous_on_hopper(definition: Definition):
 )
 def test_others_are_plain(definition: Definition):
     assert chosen(definition) == ["triton"]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda s, b, h, q, kv: s + SLOPES[(q + kv) % 4],
+        lambda s, b, h, q, kv: s + SLOPES[-1 - (q & kv & 3)],
+        lambda s, b, h, q, kv: s + BIAS[h, q % 4, (q - 2 * kv) % 64],
+    ],
+)
+def test_small_tables_are_in_reach_of_threads(score: Callable[..., Any]):
+    assert chosen(Definition(score_mod=score)) == ["gluon", "triton"]
 
 
 def test_what_is_read_by_distance_goes_where_its_blocks_are_loaded():
