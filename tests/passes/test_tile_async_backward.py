@@ -186,6 +186,21 @@ def test_fused_gradients_mean_what_two_kernels_do(name: str):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
+def test_keys_beyond_the_end_add_nothing_to_dq():
+    """Their scores would grow on: weights that no sum over visible ones bounds."""
+    steep = Definition(score_mod=lambda s, b, h, q, kv: s + 40.0 * kv)
+    module, captures = lower(steep, torch.float16, fused=True)
+    scheduled = module.clone()
+    driver.run_passes(scheduled, SCHEDULE)
+    given = problem(Compiled(module, scheduled, captures), (1, 2, 1), (150, 200))
+    apart, _ = lower(steep, torch.float16)
+    want = given.gradients(tile.run_plan, apart)
+    assert all(torch.isfinite(w).all() for w in want)
+    for run, fused, options in ((tile.run_plan, module, {}), (tile_async.run_plan, scheduled, {"seed": 0})):
+        for a, b in zip(given.gradients(run, fused, **options), want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (129, 130), (5, 0), (0, 5), (64, 400)])
 def test_fused_lengths(sizes: tuple[int, int]):
     check("causal", (1, 4, 2), sizes, range(2), fused=True)

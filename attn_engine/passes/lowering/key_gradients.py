@@ -95,6 +95,9 @@ class KeyGradients:
         index = frame.place(program, q_index, self.kv_index, masked)
         if masked:
             frame.see(program, index, [(index[2], frame.sq), (index[3], frame.skv)])
+        elif self.query_sums is not None and not operands.whole:
+            # Keys beyond the end are zeros, but weights of theirs may be infinite: a sum over keys must not see them.
+            program.visible = program.below(index[3], Bound(frame.skv))
         p, dx = element(frame, program, op, x, dp, index, rows)
         count = len(self.carried)
         wanted = [
