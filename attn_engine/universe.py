@@ -63,6 +63,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-sink-waits": _lazy("passes.tile_sink_waits", "TileSinkWaitsPass"),  # type: ignore[dict-item]
     "tile-persist-programs": _lazy("passes.tile_persist_programs", "TilePersistProgramsPass"),  # type: ignore[dict-item]
     "tile-narrow-results": _lazy("passes.tile_narrow_results", "TileNarrowResultsPass"),  # type: ignore[dict-item]
+    "tile-sum-distances": _lazy("passes.tile_sum_distances", "TileSumDistancesPass"),  # type: ignore[dict-item]
     "tile-specialize-warps": _lazy("passes.tile_specialize_warps", "TileSpecializeWarpsPass"),  # type: ignore[dict-item]
     "tile-load-tables": _lazy("passes.tile_load_tables", "TileLoadTablesPass"),  # type: ignore[dict-item]
     "tile-relax-tanh": _lazy("passes.tile_relax_tanh", "TileRelaxTanhPass"),  # type: ignore[dict-item]

@@ -10,6 +10,7 @@ from xdsl.dialects import builtin
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_copy import (
     AsyncReduceAddOp,
     AsyncStoreOp,
@@ -99,6 +100,9 @@ class _Overlap:
         for number in range(len(self.waits) + 1):
             known = set(self.started[:number])
             ready = [op for op in self.work if op not in self.order and self.needs[op] <= known]
+            for op in ready if self.how.early_sums else ():
+                if isinstance(op, tile.ReduceOp):
+                    self._emit(op)
             for op in sorted(ready, key=lambda op: op in self.late):
                 if isinstance(op, AsyncDotOp):
                     self._emit(op)
@@ -195,6 +199,8 @@ class TileOverlapProductsPass(ModulePass):
     """Whether a product that is added to what steps before have left starts behind those whose results the step needs."""
     late_reads: bool = True
     """Whether vectors are read under the last product in front of the arithmetic with them, not under the first of all."""
+    early_sums: bool = False
+    """Whether sums of what a step finds are made before products start, so that what is summed holds no registers beside them."""
     in_flight: int = 2
     """At most so many products of a consumer at the same time, as each holds its operands' registers; 0 for any number."""
 
