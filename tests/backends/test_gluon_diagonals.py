@@ -57,11 +57,11 @@ def run(text: str, warp: list[Registers], memory: dict[int, float]) -> None:
     for statement in filter(None, map(str.strip, text[1:-1].split(";"))):
         if statement.startswith(".reg"):
             continue
-        predicate, operation, rest = re.fullmatch(r"(?:@(\w+) )?(\S+) (.*)", statement).groups()  # type: ignore[union-attr]
+        predicate, operation, rest = re.fullmatch(r"(?:@(!?\w+) )?(\S+) (.*)", statement).groups()  # type: ignore[union-attr]
         arguments = re.findall(r"\[.*?\]|[^,\s]+", rest)
         before = [dict(registers) for registers in warp]
         for lane, registers in enumerate(warp):
-            if predicate is None or before[lane][predicate]:
+            if predicate is None or before[lane][predicate.lstrip("!")] != predicate.startswith("!"):
                 _step(operation, arguments, lane, registers, before, memory)
 
 
