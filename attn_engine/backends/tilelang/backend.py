@@ -11,6 +11,7 @@ BACKEND = Backend(
         'tile-expand-math{keep="math.erf"}',
         "tile-assign-memory{one_pipeline=true}",
         "tilelang-flatten-loops",
+        "tilelang-share-rows",
         "tilelang-share-vectors",
         "tilelang-share-operands",
         "tilelang-bounds",

@@ -14,9 +14,10 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from attn_engine.backends.tilelang.tiles import Tiles, is_tile
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_check import writes
-from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp, GemmOp
+from attn_engine.dialects.tile_buffer_compute import BufferReduceOp, BufferScanOp
 from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp
 from attn_engine.dialects.tile_buffer_memory import (
     BufferAllocOp,
@@ -42,7 +43,7 @@ class _Use:
     vector: SSAValue
     axis: int
     sizes: tuple[int, ...]
-    """The tile's sizes, where they matter: products fix how tiles of all sizes lie; without them, each lies its own way."""
+    """The tile's sizes, where they matter: products fix how tiles of all sizes lie; any other lies its own way."""
     place: int = -1
 
     @property
@@ -62,15 +63,16 @@ def _is_vector(value: SSAValue) -> bool:
 
 
 def _uses(kernel: tile.KernelOp) -> Iterator[_Use]:
-    has_products = any(isinstance(op, GemmOp) for op in kernel.walk())
+    tiles = Tiles.of(kernel)
     for op in kernel.walk():
         if isinstance(op, Elementwise) and len(op.shape) > 1:
+            sizes = tiles.sizes(op.shape, filter(is_tile, op.operands))
             for place, (value, axes) in enumerate(zip(op.inputs, tile.axes_of(op.axes), strict=True)):
                 if _is_vector(value):
-                    yield _Use(op, value, axes[0], () if has_products else op.shape, place)
+                    yield _Use(op, value, axes[0], sizes, place)
         elif isinstance(op, BufferReduceOp):
-            shape = buffer_type(op.source).get_shape()
-            yield _Use(op, op.target, 1 - op.axis.value.data, () if has_products else shape)
+            sizes = tiles.sizes(buffer_type(op.source).get_shape(), filter(is_tile, [op.source]))
+            yield _Use(op, op.target, 1 - op.axis.value.data, sizes)
 
 
 def _alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
@@ -193,7 +195,8 @@ class TilelangShareVectorsPass(ModulePass):
     ```
     Threads hold vectors alike that are computed from each other element by element: if any of these lie along both
     axes, those that are only loaded are loaded to shared memory, and for the rest the axis stays that most uses have.
-    In a kernel without products, tiles of other sizes are other tiles.
+    Products fix how threads hold their accumulators and what is computed with these element by element; among tiles
+    without such a tie, those of other sizes are other tiles, and their rows are not those of products.
     """
 
     name = "tilelang-share-vectors"

@@ -112,3 +112,28 @@ tile.kernel @sizes(%x: !tile.global<1 x f32>, %n: i32) attributes {threads = 128
   }
   tile.end
 }
+
+// A tile that no product fixes lies otherwise, too: its sum goes to the accumulator through shared memory.
+// CHECK-LABEL: tile.kernel @free(
+tile.kernel @free(%y: !tile.global<2 x f16>, %n: i32) attributes {threads = 256 : i64} {
+  %a = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %s = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %t = tile.buffer_alloc : !tile.buffer<64x64xf32, register>
+  %sums = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %zero = arith.constant 0.0 : f32
+  tile.buffer_fill %s, %zero : !tile.buffer<64x64xf32, register>, f32
+  tile.buffer_fill %t, %zero : !tile.buffer<64x64xf32, register>, f32
+  tile.copy_in %y[%n, %n] dims [0, 1] into %a : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+  tile.gemm %a, %a, %s ieee split both : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf32, register>
+  // CHECK: tile.buffer_reduce sum %t, 1 into %[[OWN:.*]] :
+  // CHECK-NEXT: tile.copy %[[OWN]], %[[SHARED:.*]] : {{.*}}, !tile.buffer<64xf32, shared>
+  // CHECK-NEXT: tile.copy %[[SHARED]], %[[SUMS:.*]] :
+  tile.buffer_reduce sum %t, 1 into %sums : !tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>
+  // CHECK-NEXT: tile.buffer_map (%s, %[[SUMS]])
+  tile.buffer_map (%s, %sums) axes [[0, 1], [0]] into (%s) : (!tile.buffer<64x64xf32, register>, !tile.buffer<64xf32, register>) into (!tile.buffer<64x64xf32, register>) {
+  ^bb0(%e: f32, %row: f32):
+    %w = arith.addf %e, %row : f32
+    tile.yield %w : f32
+  }
+  tile.end
+}
