@@ -24,7 +24,7 @@ from attn_engine.runtime.driver import Request
 from attn_engine.runtime.inspect import View
 from attn_engine.runtime.schedules import default_schedule, heads_of
 from tests.support.compare import Make, check, qkv, randn
-from tests.support.engines import ALL, SMALL
+from tests.support.engines import ALL, ORACLE, SMALL
 
 SQ, SKV, HEADS = 37, 51, 4
 IDS = torch.repeat_interleave(torch.arange(4), torch.tensor([3, 14, 1, 33]))
@@ -138,7 +138,10 @@ def test_parts_that_are_worth_it(score: Callable[..., Any], parts: int):
     assert len(kernels) == 1 + (parts > 0)
 
 
-@pytest.mark.parametrize(("backend", "read"), [("triton", tile.LoadDiagonalsOp), ("cpu", tile.GatherOp)])
+@pytest.mark.parametrize(
+    ("backend", "read"),
+    [("triton", tile.LoadDiagonalsOp), ("cpu", tile.LoadDiagonalsOp), (ORACLE, tile.GatherOp)],
+)
 def test_loops_compute_nothing_by_distance(backend: str, read: type[Operation]):
     score = t5(torch.zeros(4, 12))["score_mod"]
     kernels = [o for o in tiles(score, backend, backward=True).ops if isinstance(o, tile.KernelOp)]

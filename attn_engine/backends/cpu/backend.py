@@ -8,5 +8,12 @@ from attn_engine.backends.cpu.emit import BACKEND as NAME
 from attn_engine.backends.cpu.emit import emit
 
 BACKEND = Backend(
-    name=NAME, level=Level.VALUE, pipeline=("cpu-legalize",), emit=emit, build=build, check=check, on_host=True
+    name=NAME,
+    level=Level.VALUE,
+    pipeline=("cpu-legalize",),
+    emit=emit,
+    build=build,
+    check=check,
+    on_host=True,
+    sums_diagonals=True,
 )

@@ -30,6 +30,7 @@ SUPPORT = (
 )  # fmt: skip
 MEMORY = ("atomic_add", "atomic_max", "load", "store")
 GATHER = ("gather", "scatter_add")
+DIAGONALS = ("add_diagonals", "load_diagonals")
 BUILTINS = ("abs", "float", "range", "torch")
 
 
@@ -37,12 +38,13 @@ def emit(module: ModuleOp) -> str:
     """The source text of a Python module with one function per kernel and per plan."""
     writer = CodeWriter()
     writer.line("import torch")
+    writer.line(f"from attn_engine.backends.cpu.diagonals import {', '.join(DIAGONALS)}")
     writer.line(f"from attn_engine.backends.cpu.gather import {', '.join(GATHER)}")
     writer.line(f"from attn_engine.backends.cpu.memory import {', '.join(MEMORY)}")
     writer.line(f"from attn_engine.backends.cpu.support import {', '.join(SUPPORT)}")
     functions = [op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp | tile.PlanOp)]
     ordered = {op.sym_name.data for op in module.ops if isinstance(op, tile.KernelOp) and _adds_to_memory(op)}
-    reserved = (*SUPPORT, *GATHER, *MEMORY, *BUILTINS, *functions)
+    reserved = (*SUPPORT, *DIAGONALS, *GATHER, *MEMORY, *BUILTINS, *functions)
     for op in module.ops:
         writer.line()
         writer.line()
@@ -55,7 +57,8 @@ def emit(module: ModuleOp) -> str:
 
 def _adds_to_memory(kernel: tile.KernelOp) -> bool:
     """Whether programs may meet in one element: threads would lose what others write, and order shows in the rounding."""
-    return any(isinstance(op, tile.AtomicAddOp | tile.AtomicMaxOp | tile.ScatterAddOp) for op in kernel.walk())
+    adds = (tile.AtomicAddOp, tile.AtomicMaxOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
+    return any(isinstance(op, adds) for op in kernel.walk())
 
 
 def _launch_printer(ordered: Set[str]) -> Launch:
@@ -191,6 +194,18 @@ def _scatter_add(printer: KernelPrinter, op: tile.ScatterAddOp) -> None:
     printer.writer.line(f"scatter_add(programs, {value}, {shape}, {target}, {tuple_of(placed)}, {guard})")
 
 
+def _load_diagonals(printer: KernelPrinter, op: tile.LoadDiagonalsOp) -> None:
+    shape, starts = shape_text(op.result.type), printer.tuple([op.rows, op.columns])
+    access = f"{shape}, {printer.tuple(op.indices)}, {starts}, {op.turned is not None}"
+    printer.assign(op, f"load_diagonals(programs, {printer.names.of(op.source)}, {access})")
+
+
+def _add_diagonals(printer: KernelPrinter, op: tile.AddDiagonalsOp) -> None:
+    value, target = printer.texts([op.value, op.target])
+    access = f"{target}, {printer.tuple(op.indices)}, {op.turned is not None}"
+    printer.writer.line(f"add_diagonals(programs, {value}, {shape_text(op.value.type)}, {access})")
+
+
 # --- tensors -----------------------------------------------------------------------------------
 
 
@@ -301,6 +316,8 @@ _RULES: dict[type[Operation], Callable[..., None]] = {
     tile.AtomicAddOp: _write("atomic_add"),
     tile.AtomicMaxOp: _write("atomic_max"),
     tile.ScatterAddOp: _scatter_add,
+    tile.LoadDiagonalsOp: _load_diagonals,
+    tile.AddDiagonalsOp: _add_diagonals,
     tile.MapOp: _map,
     tile.RangeOp: _range,
     tile.DotOp: _dot,

@@ -42,6 +42,7 @@ _READERS = (
     tile.StoreOp,
     tile.AtomicAddOp,
     tile.ScatterAddOp,
+    tile.AddDiagonalsOp,
     arith.CmpfOp,
 )
 
