@@ -71,7 +71,6 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-relax-functions": _lazy("passes.tile_relax_functions", "TileRelaxFunctionsPass"),  # type: ignore[dict-item]
     "tile-relax-divide": _lazy("passes.tile_relax_divide", "TileRelaxDividePass"),  # type: ignore[dict-item]
     "tile-order-async": _lazy("passes.tile_order_async", "TileOrderAsyncPass"),  # type: ignore[dict-item]
-    "tile-advance-reads": _lazy("passes.tile_advance_reads", "TileAdvanceReadsPass"),  # type: ignore[dict-item]
     "tile-advance-waits": _lazy("passes.tile_advance_waits", "TileAdvanceWaitsPass"),  # type: ignore[dict-item]
     "tile-reduce-in-trees": _lazy("passes.tile_reduce_in_trees", "TileReduceInTreesPass"),  # type: ignore[dict-item]
     "tile-split-sums": _lazy("passes.tile_split_sums", "TileSplitSumsPass"),  # type: ignore[dict-item]
