@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,9 +89,24 @@ class Measured:
         return self.forward[PEER] / self.forward[OURS], self.backward[PEER] / self.backward[OURS]
 
 
+class SideError(Exception):
+    """What one side raised."""
+
+
+def _try(side: str, call: Callable[[], object]) -> None:
+    """A first call to its end, so that what a device finds is told of the side that did it."""
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception as error:
+        raise SideError(f"{side}: {type(error).__name__}: {str(error)[:80]!r}") from error
+
+
 def measure(found: Drawn) -> Measured:
     leaves = tuple(x.requires_grad_() for x in found.operands)
     attends = {side: found.attend(side) for side in (OURS, PEER)}
+    for side, attend in attends.items():
+        _try(side, partial(attend, *leaves))
     forward = interleaved({side: ahead(attend, leaves) for side, attend in attends.items()})
     outputs = {side: attend(*leaves) for side, attend in attends.items()}
     d_o = torch.randn_like(outputs[OURS])
@@ -110,9 +125,7 @@ def row(seed: int) -> tuple[str, tuple[float, float] | None]:
     try:
         measured = measure(found)
     except Exception as error:
-        return f"| {seed} | `{told}` | failed: {type(error).__name__}: {str(error)[:80]!r} | | | | | |", None
-    finally:
-        torch.cuda.empty_cache()
+        return f"| {seed} | `{told}` | failed: {type(error).__name__}: {str(error)[:120]} | | | | | |", None
     (fo, fp), (bo, bp) = ((ms[OURS], ms[PEER]) for ms in (measured.forward, measured.backward))
     wrong = "" if measured.difference < LIMIT else f" (differs: {measured.difference:.0e})"
     cells = f"{fo:.3f} | {fp:.3f} | {fp / fo:.2f} | {bo:.3f} | {bp:.3f} | {bp / bo:.2f}"

@@ -14,11 +14,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _pool(tasks: int) -> ProcessPoolExecutor:
+def _pool(tasks: int, tasks_each: int | None = None) -> ProcessPoolExecutor:
     # Or each would start as many processes as there are cores.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     workers = max(1, min(tasks, len(os.sched_getaffinity(0)) - 2))
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=tasks_each)
 
 
 def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
@@ -29,8 +29,8 @@ def side_by_side(work: Callable[[T], object], tasks: Sequence[T]) -> None:
 
 
 def as_done(work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
-    """What each task gives, in a process of its own, in the order in which they end."""
-    with _pool(len(tasks)) as pool:
+    """What each task gives, in the order in which they end; a process has one task, and takes its errors of a device with it."""
+    with _pool(len(tasks), tasks_each=1) as pool:
         for future in as_completed([pool.submit(work, task) for task in tasks]):
             yield future.result()
 
