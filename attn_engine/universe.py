@@ -58,6 +58,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),  # type: ignore[dict-item]
     "tile-order-programs": _lazy("passes.tile_order_programs", "TileOrderProgramsPass"),  # type: ignore[dict-item]
+    "tile-order-sums": _lazy("passes.tile_order_sums", "TileOrderSumsPass"),  # type: ignore[dict-item]
     "tile-group-products": _lazy("passes.tile_group_products", "TileGroupProductsPass"),  # type: ignore[dict-item]
     "tile-fragment-sums": _lazy("passes.tile_fragment_sums", "TileFragmentSumsPass"),  # type: ignore[dict-item]
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),  # type: ignore[dict-item]

@@ -64,4 +64,38 @@ class AwaitOp(_FlagOp):
     assembly_format = _PLACE
 
 
-FLAG_OPS: list[type[Operation]] = [AwaitOp, SignalOp]
+@irdl_op_definition
+class AwaitTurnOp(_FlagOp):
+    """Waits until so many programs have passed on the turn at one place.
+
+    Those that must do so come earlier in the grid, as for `tile.await`.
+
+    ```
+    tile.await_turn %turns[%b, %h, %n], %i : !tile.global<3 x i32>
+    ```
+    """
+
+    name = "tile.await_turn"
+    number = operand_def(i32)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = "$flags `[` $indices `]` `,` $number attr-dict `:` type($flags)"
+
+    def __init__(self, flags: SSAValue, indices: Sequence[SSAValue | Operation], number: SSAValue):
+        IRDLOperation.__init__(self, operands=[number, flags, list(indices)])  # own operands come first
+
+
+@irdl_op_definition
+class PassTurnOp(_FlagOp):
+    """Passes the turn at one place on, once what this role has copied out of its slots has reached memory.
+
+    ```
+    tile.pass_turn %turns[%b, %h, %n] : !tile.global<3 x i32>
+    ```
+    """
+
+    name = "tile.pass_turn"
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = _PLACE
+
+
+FLAG_OPS: list[type[Operation]] = [AwaitOp, AwaitTurnOp, PassTurnOp, SignalOp]

@@ -18,6 +18,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects import tile_async_copy as copies
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects.tile_async import RolesOp
+from attn_engine.dialects.tile_flag import AwaitTurnOp
 from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.interpreters.scalar import exact_dtype, oracle_dtypes
 from attn_engine.interpreters.tile import Argument, Machine, find
@@ -156,6 +157,14 @@ def _barrier_wait(role: Role, op: copies.BarrierWaitOp) -> Steps:
     return []
 
 
+def _await_turn(role: Role, op: AwaitTurnOp) -> Steps:
+    turns, place, number = role.values[op.flags], tuple(role.ints(op.indices)), int(role.values[op.number])
+    yield Condition(
+        lambda: int(turns[place]) >= number, f"tile.await_turn {place}, {number} ({int(turns[place])} so far)"
+    )
+    return []
+
+
 _HOST_RULES: dict[type[Operation], Callable[..., Result]] = {
     tile.LaunchOp: _launch,
     memory.DescribeOp: _describe,
@@ -167,4 +176,5 @@ _CONTROL: dict[type[Operation], Callable[..., Steps]] = {
     scf.IfOp: _if,
     RolesOp: _roles,
     copies.BarrierWaitOp: _barrier_wait,
+    AwaitTurnOp: _await_turn,
 }

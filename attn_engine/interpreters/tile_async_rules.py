@@ -18,6 +18,7 @@ from attn_engine.dialects import tile_async_fragments as fragments
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects import tile_async_product as products
 from attn_engine.dialects import tile_async_view as views
+from attn_engine.dialects.tile_flag import PassTurnOp
 from attn_engine.dialects.tile_types import BarriersType, BufferType
 from attn_engine.interpreters import tile_async_state as state
 from attn_engine.interpreters.tile import Machine
@@ -193,6 +194,14 @@ def _async_store_wait(role: Role, op: copies.AsyncStoreWaitOp) -> Result:
     return []
 
 
+def _pass_turn(role: Role, op: PassTurnOp) -> Result:
+    while role.stores:
+        role.stores.popleft()()
+    role.finish(role.unwaited_stores, 0)
+    role.values[op.flags][tuple(role.ints(op.indices))] += 1
+    return []
+
+
 def _proxy_fence(role: Role, op: copies.ProxyFenceOp) -> Result:
     for ring in role.rings:
         ring.fence(role.thread.number)
@@ -307,6 +316,7 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     copies.AsyncReduceAddOp: _from_slot,
     copies.AsyncStoreWaitOp: _async_store_wait,
     copies.ProxyFenceOp: _proxy_fence,
+    PassTurnOp: _pass_turn,
     products.AsyncDotOp: _async_dot,
     products.WaitOp: _wait,
     products.DotOperandOp: _identity,

@@ -244,12 +244,15 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
     def short(reason: str = "") -> Part:
         return _gradients(function, gradients, request, backend, plain, steps=2)
 
-    ordered = partial(_gradients, function, gradients, request, backend, short)
-    if request.deterministic or not backend.fuses or not fuses(gradients, _leaving(gradients, request)):
-        return ordered()
-
     def without(reason: str = "") -> Part:
-        return ordered()
+        return _gradients(function, gradients, request, backend, short)
+
+    if request.deterministic and backend.ordered and not gradients.grad_captures and fuses(gradients):
+        # Programs take turns: what they add has one order, and nothing else must make it the same.
+        own = replace(request, deterministic=False), replace(backend, gradients=backend.ordered)
+        return _gradients(function, gradients, *own, without, fused=True)
+    if request.deterministic or not backend.fuses or not fuses(gradients, _leaving(gradients, request)):
+        return without()
 
     def shorter(reason: str = "") -> Part:
         return _gradients(function, gradients, request, backend, without, fused=True, steps=2)

@@ -115,8 +115,10 @@ def with_gradients(
 
     `steps` go through the positions of one; the gradients of the captures `stored` have the types of these, others f32.
     """
-    own, heads = AsyncSchedule(gradient_block=AsyncSchedule.gradient_block // steps), _heads(op)
     trained = [n.value.data for n in op.grad_captures]
+    most = AsyncSchedule.least_stages if trained else AsyncSchedule.fused_stages
+    own = AsyncSchedule(gradient_block=AsyncSchedule.gradient_block // steps, fused_stages=most)
+    heads = _heads(op)
     leaving = sum(_bytes_of(op.captures[n]) if n in stored else F32_BYTES for n in trained if n in _tables(op))
     dq, dkdv = own.gradients(heads, Kind.DQ, leaving=leaving), own.gradients(heads, Kind.DKDV, fused)
     return replace(schedule, dq=dq or schedule.dq, dkdv=dkdv or schedule.dkdv)

@@ -63,6 +63,11 @@ GRADIENTS = (
 )
 """The kernels of the backward to the async level."""
 
+ORDERED = tuple(
+    spec for each in GRADIENTS for spec in ((each, "tile-order-sums") if each == "tile-fragment-sums" else (each,))
+)
+"""The same where sums must have an order."""
+
 LEGALIZE = ('tile-expand-math{keep="math.erf" approximate=true}', "tile-relax-divide", "triton-pass-sizes")
 """What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""
 

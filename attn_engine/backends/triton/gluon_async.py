@@ -18,6 +18,7 @@ from attn_engine.dialects import tile_async_fragments as fragments
 from attn_engine.dialects import tile_async_memory as memory
 from attn_engine.dialects import tile_async_product as products
 from attn_engine.dialects import tile_async_view as views
+from attn_engine.dialects.tile_flag import AwaitTurnOp, PassTurnOp
 from attn_engine.dialects.tile_types import BarriersType, BufferType, DescriptorType, PendingType
 
 _REDUCE = {tile.Reduction.SUM: "_add", tile.Reduction.MAX: "_max", tile.Reduction.MIN: "_min"}
@@ -171,6 +172,22 @@ def _proxy_fence(printer: FunctionPrinter, op: copies.ProxyFenceOp) -> None:
     printer.writer.line("fence_async_shared()")
 
 
+def _turn(printer: FunctionPrinter, op: AwaitTurnOp | PassTurnOp) -> str:
+    base = printer.text(op.flags)
+    terms = [
+        f"gl.cast({t}, gl.int64) * {s}" for t, s in zip(printer.texts(op.indices), printer.strides[base], strict=True)
+    ]
+    return " + ".join([base, *terms])
+
+
+def _await_turn(printer: FunctionPrinter, op: AwaitTurnOp) -> None:
+    printer.writer.line(f"await_turn({_turn(printer, op)}, {printer.text(op.number)})")
+
+
+def _pass_turn(printer: FunctionPrinter, op: PassTurnOp) -> None:
+    printer.writer.line(f"pass_turn({_turn(printer, op)})")
+
+
 # --- products ----------------------------------------------------------------------------------
 
 
@@ -303,6 +320,8 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     copies.AsyncReduceAddOp: _from_slot("reduce_add_out"),
     copies.AsyncStoreWaitOp: _async_store_wait,
     copies.ProxyFenceOp: _proxy_fence,
+    AwaitTurnOp: _await_turn,
+    PassTurnOp: _pass_turn,
     products.AsyncDotOp: _async_dot,
     products.WaitOp: _wait,
     products.DotOperandOp: _dot_operand,

@@ -112,6 +112,29 @@ def add_fragments(place, value, count: gl.constexpr):
     )
 
 
+# Every thread of the role looks; the one whose copies have reached memory passes the turn on, and with it what it knows of them.
+AWAIT_TURN = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 v; look: ld.acquire.gpu.global.b32 v, [$1]; setp.lt.s32 p, v, $2; @p bra look;"
+    " mov.b32 $0, v; }"
+)
+PASS_TURN = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 l; cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.u32 l, %laneid;"
+    " setp.eq.s32 p, l, 0; @p red.release.gpu.global.add.s32 [$1], 1; mov.b32 $0, 0; }"
+)
+
+
+@gluon.jit
+def await_turn(place, number):
+    address = gl.cast(place, gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(AWAIT_TURN, "=r,l,r", [address, number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pass_turn(place):
+    address = gl.cast(place, gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(PASS_TURN, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def _add(a, b):
     return a + b
