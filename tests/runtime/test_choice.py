@@ -13,6 +13,7 @@ from attn_engine.frontend.build import build
 from attn_engine.frontend.definition import Definition
 from attn_engine.ir.schedule import Heads
 from attn_engine.runtime import choice, driver, predict
+from attn_engine.runtime.captures import capture_rules
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.schedules import default_schedule
 
@@ -93,6 +94,18 @@ def test_other_devices_types_and_names_are_plain():
 def test_tensors_that_no_descriptor_takes_are_plain():
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     assert choice.choose(None, HOPPER, module, in_blocks=False) == (HOPPER,)
+
+
+def test_tables_of_scores_alone_must_lie_in_blocks():
+    """Rows of 63 numbers start where no descriptor takes them; by distance they are read number by number."""
+    odd = torch.zeros(4, 63)
+
+    def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s + odd[h, q - kv + 31] + BIAS[h, q, kv]
+
+    traced = build(Definition(score_mod=score), dtype=torch.bfloat16, head_dim=128, head_dim_v=128)
+    found = capture_rules(traced.module, traced.capture_names).tables(traced.captures)
+    assert [table.shape for table in found] == [BIAS.shape]
 
 
 def test_predictions_rank_and_say_why():
