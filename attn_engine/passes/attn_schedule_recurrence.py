@@ -23,6 +23,8 @@ LARGEST_KEY = 256
 """Key channels whose queries the registers of four warps hold; eight do the rest."""
 WIDE = 4
 """Times as many numbers of a state do eight warps hold, 128 registers of each thread: narrower tiles cost more."""
+PAIRED_KEY = 128
+"""More key channels than these, and at most the largest, are for turned states of eight warps where blocks are copied."""
 WARPGROUP_ROWS = 64
 """Rows of a product of four warps: of a state with as many value channels each thread holds one part as left operand."""
 RESERVED = 1024
@@ -103,9 +105,20 @@ class Work:
         numbers = numbers * 2 // self.size
         return max(16, min(COLUMNS, self.value, numbers // self.key))
 
-    def bytes(self, chunk: int, stages: int) -> int:
+    def paired(self, blocks: bool) -> bool:
+        """Whether two warpgroups hold a state that is turned: fewer programs read queries and keys."""
+        fits = PAIRED_KEY < self.key <= LARGEST_KEY and self.value >= WARPGROUP_ROWS
+        return blocks and fits and self.kind is Kind.SCALAR and self.size == 2
+
+    def columns(self, blocks: bool) -> int:
+        """Value channels per program. Sums over them need registers beside those of the state."""
+        if not self.paired(blocks):
+            return self.block()
+        return WARPGROUP_ROWS if self.summed else min(2 * WARPGROUP_ROWS, self.value)
+
+    def bytes(self, chunk: int, stages: int, blocks: bool = False) -> int:
         """Shared memory: the tiles that loads bring, `stages` times, and operands of products."""
-        columns = self.block()
+        columns = self.columns(blocks)
         tiles = chunk * (2 * self.key + columns) * self.size
         if self.kind is Kind.DELTA:
             tiles += chunk * (self.key + columns) * self.size
@@ -115,7 +128,9 @@ class Work:
             tiles += chunk * chunk * self.size
         elif self.kind is Kind.COLUMNS:
             tiles += chunk * columns * 4
-        return stages * tiles + (chunk * chunk + self.key * columns) * self.size
+        in_registers = self.paired(blocks) and columns == 2 * WARPGROUP_ROWS
+        state = 0 if in_registers else self.key * columns
+        return stages * tiles + (chunk * chunk + state) * self.size
 
 
 def _kind(op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Kind:
@@ -144,16 +159,16 @@ def choose(
 ) -> OpForm:
     """`heads` are those of all sequences; `blocks` says that blocks of tensors are copied whole, `chains` that programs
     may wait for each other."""
-    stages = 2 if work.bytes(chunk, 2) <= arch.shared_per_block else 1
-    columns = work.block()
+    stages = 2 if work.bytes(chunk, 2, blocks) <= arch.shared_per_block else 1
+    columns, paired = work.columns(blocks), work.paired(blocks)
     turned = blocks and work.kind is Kind.SCALAR and columns == WARPGROUP_ROWS and not work.summed
-    turned = turned and work.key <= LARGEST_KEY
+    turned = paired or (turned and work.key <= LARGEST_KEY)
     programs = heads * ceil(work.value / columns)
-    resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages) + RESERVED)))
+    resident = max(1, min(2, arch.shared_per_multiprocessor // (work.bytes(chunk, stages, blocks) + RESERVED)))
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
     if chained and not chains:
         pieces, chained = 1, False
-    warps = WARPS if work.key <= LARGEST_KEY else 2 * WARPS
+    warps = WARPS if work.key <= LARGEST_KEY and not paired else 2 * WARPS
     narrow = columns < WARPGROUP_ROWS and (work.kind.delta or work.key > LARGEST_KEY)
     return OpForm(columns, turned, pieces, chained, warps, stages, careful and narrow)
 

@@ -41,8 +41,8 @@ def test_a_chain_where_the_last_round_would_be_short_of_programs():
 
 def test_states_fit_registers_and_tiles_shared_memory():
     wide = replace(WORK, key=256, value=256)
-    assert form(wide).value_block == 32
-    assert not form(wide).turned
+    assert form(wide, blocks=False).value_block == 32
+    assert not form(wide, blocks=False).turned
     wider = form(replace(WORK, key=512), careful=True)
     assert (wider.value_block, wider.num_warps, wider.num_stages) == (64, 8, 1)
     assert not wider.turned and not wider.careful
@@ -64,6 +64,15 @@ def test_states_are_turned_unless_results_are_summed():
     assert form().turned
     assert not form(replace(WORK, summed=True)).turned
     assert not form(blocks=False).turned
+
+
+def test_eight_warps_hold_wide_states_that_are_turned():
+    """Products of 128 value channels have the state in registers: two stages of tiles fit beside nothing of it."""
+    wide = replace(WORK, key=256, value=256)
+    assert form(wide) == replace(form(), value_block=128, num_warps=8, pieces=form(wide).pieces)
+    assert (form(replace(wide, summed=True)).value_block, form(replace(wide, summed=True)).turned) == (64, True)
+    assert form(replace(wide, value=32)).num_warps == 4
+    assert wide.bytes(64, 2, blocks=True) < 181300 < H100.shared_per_block < wide.bytes(64, 3, blocks=True)
 
 
 def test_narrow_keys_leave_room_for_all_value_channels():
@@ -100,4 +109,4 @@ func.func @f(%q: {keys}, %k: {keys}, %v: {values}, %scale: f32, %g: {row}) -> ({
     found = [o.attributes["form"].data for o in module.walk() if isinstance(o, attn.RecurrenceOp | attn.SweepOp)]
     blocks = [f["value_block"] for f in found]
     assert all(isinstance(b, IntegerAttr) for b in blocks)
-    assert [b.value.data for b in blocks] == [32, 128]
+    assert [b.value.data for b in blocks] == [64, 128]
