@@ -74,8 +74,6 @@ class ConvertAttnToTilePass(ModulePass):
     """Mask weights alone where what is multiplied with them vanishes too, not gradients of scores once more."""
     rounded: bool = False
     """Where kernels are fused, add these up in the type of the table instead, in no particular order."""
-    first_stores: bool = False
-    """Of these, store what the first entry of a batch adds, in a launch of its own, where every block of scores is visited."""
     diagonals: bool = False
     """Sum gradients of what is read by the distance of two positions along diagonals, in front of adding them to memory."""
     distances: str = ""
@@ -122,5 +120,4 @@ class ConvertAttnToTilePass(ModulePass):
             self.masks_once,
             self.distances,
             self.rounded,
-            self.first_stores,
         ).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -33,25 +32,8 @@ def _groups(signature: Signature) -> HeadGroups:
     return HeadGroups(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
 
 
-def _is_batch(size: SSAValue) -> bool:
-    """Whether an axis of the grid is the first one of a tensor."""
-    return isinstance(size.owner, tile.DimOp) and size.owner.axis.value.data == 0
-
-
-def _backwards(scope: Before, groups: HeadGroups, place: Sequence[SSAValue]) -> list[SSAValue]:
-    """The last head of the last entry of the batch in place of the first one, and so on."""
-    row, h, b = place
-    batch = scope.add(arith.DivSIOp(groups.all_heads, groups.heads), "batch").result
-    found = [row]
-    for size, index, hint in ((groups.heads, h, "h"), (batch, b, "b")):
-        last = scope.value(scope.minus(size, 1, "last"))
-        found.append(scope.value(scope.minus(last, index, hint)))
-    return found
-
-
-def order(signature: Signature, last_first: bool = False) -> None:
+def order(signature: Signature) -> None:
     """Changes one kernel, whose programs are blocks of rows, heads and batch."""
-    backwards = last_first and _is_batch(signature.launch.grid[2])
     groups = _groups(signature)
     block = signature.kernel.body.block
     first = block.first_op
@@ -61,9 +43,7 @@ def order(signature: Signature, last_first: bool = False) -> None:
     column = scope.add(arith.MuliOp(own[2], groups.heads), "column").result
     column = scope.value(scope.plus(column, own[1], "column"))
     before = scope.add(arith.MuliOp(column, groups.row_tiles), "before").result
-    place: Sequence[SSAValue] = groups.place(scope, scope.value(scope.plus(before, own[0], "program")))
-    if backwards:
-        place = _backwards(scope, groups, place)
+    place = groups.place(scope, scope.value(scope.plus(before, own[0], "program")))
     for op in [o for o in block.ops if isinstance(o, tile.ProgramIdOp) and o.result not in own]:
         _replace(op, place[op.axis.value.data])
 
@@ -97,10 +77,8 @@ class TileOrderProgramsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
-    last_first: bool = False
-    """Whether the last heads come first: what was set to zero last is in L2 then, and what is read first behind the kernel."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for signature in signatures(op, self.plan):
             if len(signature.launch.grid) == _GRID:
-                order(signature, self.last_first)
+                order(signature)

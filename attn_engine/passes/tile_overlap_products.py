@@ -199,7 +199,7 @@ class TileOverlapProductsPass(ModulePass):
     """Whether a product that is added to what steps before have left starts behind those whose results the step needs."""
     late_reads: bool = True
     """Whether vectors are read under the last product in front of the arithmetic with them, not under the first of all."""
-    early_sums: bool = False
+    early_sums: bool = True
     """Whether sums of what a step finds are made before products start, so that what is summed holds no registers beside them."""
     in_flight: int = 2
     """At most so many products of a consumer at the same time, as each holds its operands' registers; 0 for any number."""

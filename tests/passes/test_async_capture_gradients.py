@@ -118,19 +118,6 @@ def test_parts_of_batches(name: str):
     torch.testing.assert_close(parts, sums, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_the_first_entry_of_a_batch_stores(batch: int):
-    """What others add to in a second launch: nothing is set to zero but the sums of dq."""
-    definition = shared(HALF)["batches"]
-    made = compiled(definition, ("q", "k", "v", "0"), "fused=true by_batch=true rounded=true first_stores=true exact")
-    names = [op.sym_name.data for op in made.scheduled.ops if isinstance(op, dialect.KernelOp)]
-    assert {"backward_dkdv", "backward_dkdv_first"} <= set(names)
-    (plan,) = (o for o in made.scheduled.ops if isinstance(o, dialect.PlanOp) and o.sym_name.data == "backward")
-    filled = [op.target.name_hint for op in plan.body.block.ops if isinstance(op, dialect.FillOp)]
-    assert filled == ["dq_sums"]
-    check(made, (batch, 2, 1))
-
-
 @pytest.mark.parametrize("option", ["", " by_batch=true", " by_batch=true rounded=true"])
 @pytest.mark.parametrize("name", [*BLOCKWISE, *SHARED])
 def test_blocks_that_leave_the_kernel_of_all_gradients(name: str, option: str):

@@ -35,7 +35,7 @@ from attn_engine.passes.lowering.query_gradients import QueryGradients
 from attn_engine.passes.lowering.query_sums import QuerySums
 from attn_engine.passes.lowering.row_vectors import RowVectors
 from attn_engine.passes.lowering.scope import Scope
-from attn_engine.passes.lowering.score_gradients import ScoreGradient, score_gradients, shares_batches, stored
+from attn_engine.passes.lowering.score_gradients import score_gradients, shares_batches, stored
 from attn_engine.passes.lowering.tables import Tables
 
 
@@ -62,7 +62,6 @@ class BackwardLowering:
     masks_once: bool = True
     distances: str = ""
     rounded: bool = False
-    first_stores: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -108,41 +107,19 @@ class BackwardLowering:
         for only in (("dk",), ("dv",)) if self.apart else (("dk", "dv"),):
             carried = by_key if "dk" in only else []
             if carried or any(operands.leads(name) for name in only):
+                kernel = Kernel(f"{self.name}_{''.join(only)}", plan, self.dkdv, shares_batches(op))
                 blocks = operands.blocks(operands.skv, self.dkdv.n, "dkdv_blocks")
-                here, slanted = (
-                    (leaving, diagonals) if sums is not None else (dict[int, ScoreGradient | BatchSums](), {})
-                )
-                shared_sums = sums if "dk" in only else None
-                for suffix, first, batch, blockwise in self._turns(operands, here):
-                    kernel = Kernel(f"{self.name}_{''.join(only)}{suffix}", plan, self.dkdv, shares_batches(op))
-                    KeyGradients(
-                        op, operands, kernel, vectors, carried, shared_sums, only, slanted, blockwise, first
-                    ).build()
-                    self.kernels.append(kernel.launch([blocks, operands.kv_heads, batch]))
+                found = KeyGradients(op, operands, kernel, vectors, carried, sums if "dk" in only else None, only)
+                if sums is not None:
+                    found.diagonals, found.blockwise = diagonals, leaving
+                found.build()
+                self.kernels.append(kernel.launch([blocks, operands.kv_heads, operands.batch]))
         if sums is not None:
             self._finish(diagonals, shared)
             self.kernels.append(sums.finish(f"{self.name}_dq_result", self.rows))
         mods.after()
         first = operands.distances.kernels if operands.distances is not None else []
         return [*tables.kernels, *mods.kernels, *first, *self.kernels, plan.finish()]
-
-    def _turns(
-        self, operands: Operands, leaving: Mapping[int, ScoreGradient | BatchSums]
-    ) -> list[tuple[str, int, SSAValue, Mapping[int, ScoreGradient | BatchSums]]]:
-        """Launches: name, first entry of the batch, entries, and what leaves in blocks. In one of its own the first entry
-        stores what others add to: nothing need be set to zero before."""
-        if not leaving or not self._first_stores():
-            return [("", 0, operands.batch, leaving)]
-        scope = operands.plan.scope
-        alone = {n: g.once if isinstance(g, ScoreGradient) else g for n, g in leaving.items()}
-        one = scope.value(scope.smaller(operands.batch, 1, "first"))
-        rest = scope.value(scope.minus(operands.batch, one, "others"))
-        return [("_first", 0, one, alone), ("", 1, rest, leaving)]
-
-    def _first_stores(self) -> bool:
-        """Whether a launch of the first entry of the batch stores all of what the others add to."""
-        every = present(self.op.blocks) is None and present(self.op.kinds) is None
-        return self.first_stores and every and any(g.rounded for g in self.blockwise.values())
 
     def _finish(self, diagonals: Mapping[int, DiagonalSums], shared: Mapping[int, BatchSums]) -> None:
         """Kernels that add numbers of distances to their places, and parts of batches up."""
@@ -179,8 +156,7 @@ class BackwardLowering:
     def _zero(self, plan: Plan) -> None:
         """Capture gradients are sums over programs, or of scores of which some are not visited."""
         every = present(self.op.blocks) is None and present(self.op.kinds) is None
-        first = self._first_stores()
-        whole = {g.capture for g in self.blockwise.values() if g.shared or (g.alone and every) or (g.rounded and first)}
+        whole = {g.capture for g in self.blockwise.values() if g.shared or (g.alone and every)}
         for name, position in zip(self.grad_names, self.op.grad_captures, strict=True):
             if position.value.data not in whole:
                 plan.scope.add(tile.FillOp(plan.args[name], _zero_like(plan.scope, plan.args[name])))

@@ -42,8 +42,6 @@ class KeyGradients:
     only: Sequence[str] = ("dk", "dv")
     diagonals: Mapping[int, DiagonalSums] = field(default_factory=dict[int, DiagonalSums])
     blockwise: Mapping[int, ScoreGradient | BatchSums] = field(default_factory=dict[int, ScoreGradient | BatchSums])
-    first: int = 0
-    """The entry of the batch that its first programs have."""
 
     def _finds(self, name: str) -> bool:
         return name in self.only and self.frame.leads(name)
@@ -51,7 +49,6 @@ class KeyGradients:
     def build(self) -> None:
         kernel, scope, operands, op = self.kernel, self.kernel.scope, self.operands, self.op
         i, hk, b = (kernel.program_id(n, hint) for n, hint in enumerate(("i", "hk", "b")))
-        b = scope.value(scope.plus(b, self.first, "b"))
         n = kernel.blocks.n
         self.frame = frame = Frame(operands, kernel, 1, b, hk, hk)
         n0 = self.n0 = scope.value(scope.times(i, n, "n0"))

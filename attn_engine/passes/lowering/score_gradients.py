@@ -45,11 +45,6 @@ class ScoreGradient:
         return self.alone or self.shared or self.rounded
 
     @property
-    def once(self) -> ScoreGradient:
-        """Stored where it would be added up in its own type."""
-        return replace(self, alone=self.alone or self.rounded, rounded=False)
-
-    @property
     def added(self) -> ScoreGradient:
         """Added up where it would be stored in parts."""
         return replace(self, shared=False, rounded=self.shared or self.rounded)
