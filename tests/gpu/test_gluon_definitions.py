@@ -54,6 +54,10 @@ def slopes() -> Tensor:
     return 2.0 ** (-2.0 * torch.arange(1, 5, device=DEVICE))
 
 
+def _logaddexp(of_head: Tensor) -> Callable[..., Any]:
+    return lambda s, b, h, q, kv: torch.logaddexp(s, of_head[h])
+
+
 CAUSAL = library.causal
 SINKS = library.or_masks(library.sliding_window(200), library.and_masks(CAUSAL, first_keys))
 FORWARD: dict[str, Callable[[], Case]] = {
@@ -72,6 +76,10 @@ FORWARD: dict[str, Callable[[], Case]] = {
     "causal D96": lambda: Case(mask_mod=CAUSAL, d=96, dv=96),
     "causal D256": lambda: Case(mask_mod=CAUSAL, d=256, dv=256),
     "cap D256": lambda: Case(library.soft_cap(20.0), d=256, dv=256),
+    "sine": lambda: Case(lambda s, b, h, q, kv: s + torch.sin(s), CAUSAL),
+    "cosine of many turns": lambda: Case(lambda s, b, h, q, kv: s + torch.cos(200 * s)),
+    "sum of exponentials": lambda: Case(_logaddexp(torch.randn(4, device=DEVICE)), CAUSAL),
+    "to the last key": lambda: Case(mask_mod=lambda b, h, q, kv: (kv << 1) >= q - 4),
     "192 and 128": lambda: Case(mask_mod=CAUSAL, d=192),
     "128 and 256": lambda: Case(dv=256),
 }
