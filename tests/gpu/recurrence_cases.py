@@ -152,6 +152,8 @@ CASES: dict[str, Case] = {
     "odd channels fp32": _case(gradients, 1, 65, 3, 1, 48, 40, dtype=FLOAT),
     "one token": _case(gradients, 1, 1, 2, 2, 64, 64, dtype=BRAIN),
     "256": _case(gradients, 1, 150, 2, 2, 256, 256, dtype=BRAIN),
+    "256 keys, 64 values": _case(gradients, 1, 150, 2, 1, 256, 64, dtype=HALF),
+    "256 keys, 512 values, in pieces": _case(gradients, 1, 1100, 2, 1, 256, 512, dtype=BRAIN),
     "channel 64": _case(gradients, 2, 70, 4, 2, 64, 64, dtype=BRAIN, kind="channel"),
     "channel 128": _case(gradients, 2, 150, 4, 2, 128, 128, dtype=BRAIN, kind="channel"),
     "delta 64": _case(gradients, 2, 70, 4, 2, 64, 64, dtype=BRAIN, kind="delta"),
