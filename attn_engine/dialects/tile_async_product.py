@@ -314,22 +314,6 @@ class PinOp(IRDLOperation):
 
 
 @irdl_op_definition
-class SchedBarrierOp(IRDLOperation):
-    """No instruction of the role moves across it: what stands in front is issued before what comes behind.
-
-    Without it an assembler may spread the instructions of a product over independent work behind it.
-
-    ```
-    tile.sched_barrier
-    ```
-    """
-
-    name = "tile.sched_barrier"
-    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
-    assembly_format = "attr-dict"
-
-
-@irdl_op_definition
 class OpaqueZeroOp(IRDLOperation):
     """The i32 0, as a value that changes with its operand as far as a compiler can tell.
 
@@ -357,7 +341,6 @@ PRODUCT_OPS: list[type[Operation]] = [
     OpaqueZeroOp,
     PinOp,
     ReducePartialOp,
-    SchedBarrierOp,
     SplitColumnsOp,
     WaitOp,
 ]

@@ -22,7 +22,6 @@ from attn_engine.dialects.tile_async_copy import (
     BarrierWaitOp,
     MakeBarriersOp,
 )
-from attn_engine.dialects.tile_async_fragments import AddFragmentsOp
 from attn_engine.dialects.tile_async_memory import DescribeOp
 from attn_engine.dialects.tile_flag import AwaitTurnOp, PassTurnOp
 from attn_engine.dialects.tile_types import DescriptorType
@@ -35,7 +34,7 @@ from attn_engine.passes.hopper.steps import kernels_at_async_level, launched
 from attn_engine.passes.lowering.scope import Scope
 from attn_engine.passes.simplify_constants import constant_of
 
-_IN_NO_ORDER = (tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp, AddFragmentsOp)
+_IN_NO_ORDER = (tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
 
 
 @dataclass

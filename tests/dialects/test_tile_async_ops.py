@@ -37,7 +37,6 @@ from attn_engine.dialects.tile_async_product import (
     OpaqueZeroOp,
     PinOp,
     ReducePartialOp,
-    SchedBarrierOp,
     WaitOp,
 )
 from attn_engine.dialects.tile_async_view import AliasSlotOp, PartOp, RingOp, SlotOp, TransposedSlotOp
@@ -103,7 +102,6 @@ def consumer(
         wait,
         partial,
         pin,
-        SchedBarrierOp(),
         place,
         write,
         alias,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import f32, i32
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import FloatAttr, f32, i32
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.test_value import create_ssa_value
 
 from attn_engine.backends.gluon.legalize import GRADIENTS
+from attn_engine.dialects import tile as tile_dialect
 from attn_engine.dialects.tile import GlobalType
 from attn_engine.dialects.tile_flag import AwaitTurnOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.interpreters import tile, tile_async
+from attn_engine.runtime import driver
 from tests.passes.test_tile_async_backward import Compiled, problem
 from tests.passes.test_tile_fragment_sums import lower
 
@@ -63,21 +66,25 @@ def test_a_role_of_its_own_adds():
     assert adder.index("await_turn") < adder.index("async_reduce_add") < adder.index("pass_turn")
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "reason"),
-    [
-        ("causal", ("tile-order-sums",), "do not go through all blocks"),
-        ("full", ("tile-fragment-sums{slots=false}", "tile-order-sums"), "no order"),
-    ],
-)
-def test_what_has_no_order_is_refused(name: str, more: tuple[str, ...], reason: str):
-    given = passes(*more)
-    if len(more) > 1:
-        given = tuple(p for p in given if p != "tile-fragment-sums")
-        at = next(n for n, p in enumerate(GRADIENTS) if p == "tile-fragment-sums")
-        given = (*GRADIENTS[:at], *more, *GRADIENTS[at + 1 :])
-    with pytest.raises(AsyncUnsupportedError, match=reason):
-        lower(name, "64,128,8,2", given)
+def test_programs_that_leave_blocks_out_have_no_order():
+    with pytest.raises(AsyncUnsupportedError, match="do not go through all blocks"):
+        lower("causal", "64,128,8,2", passes("tile-order-sums"))
+
+
+def test_other_sums_have_no_order():
+    """As those of a captured tensor, to which rows add."""
+    late = tuple(p for p in passes("tile-order-sums") if p != "tile-order-sums")
+    module = lower("full", "64,128,8,2", late).scheduled
+    kernels = [o for o in module.walk() if isinstance(o, tile_dialect.KernelOp)]
+    kernel = next(k for k in kernels if k.sym_name.data == "backward_rows")
+    first = kernel.body.block.first_op
+    memory = next(a for a in kernel.body.block.args if isinstance(a.type, GlobalType) and a.type.rank.data == 3)
+    assert first is not None
+    zero, one = arith.ConstantOp.from_int_and_width(0, 32), arith.ConstantOp(FloatAttr(1.0, f32))
+    add = tile_dialect.AtomicAddOp(one, memory, [zero] * 3, [])
+    kernel.body.block.insert_ops_before([zero, one, add], first)
+    with pytest.raises(AsyncUnsupportedError, match="in no order"):
+        driver.run_passes(module, ("tile-order-sums",))
 
 
 def test_turns_are_counted_in_i32():
