@@ -48,7 +48,9 @@ two loops for any number of ranges of blocks."""
 GRADIENTS = (
     "tile-load-tables{plan=backward}",
     "tile-join-loops{plan=backward}",
+    "tile-narrow-results",
     "tile-stage-maps",
+    "tile-sum-distances",
     "tile-fold-scales",
     "tile-start-products",
     "tile-hoist-factors",
