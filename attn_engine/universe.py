@@ -53,6 +53,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "attn-derive-recurrence-backward": _lazy("passes.recurrence_backward", "AttnDeriveRecurrenceBackwardPass"),  # type: ignore[dict-item]
     "convert-recurrence-to-tile": _lazy("passes.convert_recurrence_to_tile", "ConvertRecurrenceToTilePass"),  # type: ignore[dict-item]
     "attn-schedule-recurrence": _lazy("passes.attn_schedule_recurrence", "AttnScheduleRecurrencePass"),  # type: ignore[dict-item]
+    "attn-pack-heads": _lazy("passes.attn_pack_heads", "AttnPackHeadsPass"),  # type: ignore[dict-item]
     "attn-hoist-rows": _lazy("passes.attn_hoist_rows", "AttnHoistRowsPass"),  # type: ignore[dict-item]
     "tile-join-loops": _lazy("passes.tile_join_loops", "TileJoinLoopsPass"),  # type: ignore[dict-item]
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),  # type: ignore[dict-item]

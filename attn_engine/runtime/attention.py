@@ -22,7 +22,7 @@ from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op, reference
 from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose, gradients_of
-from attn_engine.runtime.decoding import Decoding, adapted, decoding
+from attn_engine.runtime.decoding import Decoding, adapted, decoding, pack, packed_module, unpack
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Facts, Request
 from attn_engine.runtime.evaluator import check_definition
@@ -181,15 +181,19 @@ class Attention(Inspection):
         if by_reference:
             return reference.rows(trace.traced.module, q, k, v, captures, factor)
         reference.refuse_transforms((q, k, v, *captures))
+        wrt = wrt_of(q, k, v, captures)
+        few = decoding(sizes, target_of(q.device, self.backend), bool(wrt))
+        if few.group > 1:
+            q, trace = pack(q, few.group), self._packed_trace(trace, few)
         length = Length.of(max(sizes.q_len, sizes.kv_len))
-        multiple = next(m for m in MULTIPLES if sizes.q_len % m == sizes.kv_len % m == 0)
+        multiple = next(m for m in MULTIPLES if q.shape[2] % m == sizes.kv_len % m == 0)
         exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
         few_batches = exact and sizes.batch <= MOST_PARTS
         facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, few_batches, multiple)
-        in_few = decoding(sizes, target_of(q.device, self.backend))
-        known = Known(facts, length, in_blocks((q, k, v)), in_blocks(trace.rules.tables(captures)), in_few)
-        compiled = self._compile(trace, wrt_of(q, k, v, captures), (q, k, v, captures, factor), known)
-        return op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
+        known = Known(facts, length, in_blocks((q, k, v)), in_blocks(trace.rules.tables(captures)), few)
+        compiled = self._compile(trace, wrt, (q, k, v, captures, factor), known)
+        results = op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
+        return [unpack(x, few.group) for x in results] if few.group > 1 else results
 
     def _trace(
         self, q: Tensor, sizes: Sizes, rows: tuple[bool, bool], custom: Mapping[str, Tensor]
@@ -221,6 +225,16 @@ class Attention(Inspection):
             self._memory.traces[key] = trace
         return trace, traced.captures
 
+    def _packed_trace(self, trace: Trace, known: Decoding) -> Trace:
+        """The same with heads of a group as rows; made once."""
+        key = (trace.text, known.group, known.single)
+        found = self._memory.traces.get(key)
+        if found is None:
+            module = packed_module(trace.traced.module, known)
+            found = Trace(replace(trace.traced, module=module), str(module), trace.rules)
+            self._memory.traces[key] = found
+        return found
+
     def _compile(self, trace: Trace, wrt: tuple[str, ...], inputs: Inputs, known: Known) -> Compiled:
         q = inputs[0]
         target: Target = target_of(q.device, self.backend)
@@ -245,7 +259,7 @@ class Attention(Inspection):
     ) -> Chosen:
         """Built in the first way that takes this attention and runs as it means."""
         module = trace.traced.module
-        plain = known.decoding is not Decoding.NO or self.options.parts is not None
+        plain = known.decoding.few or self.options.parts is not None
         found = [
             (target, adapted(schedule, known.decoding, target, module))
             for target in (targets[-1:] if plain else targets)
@@ -287,7 +301,7 @@ class Attention(Inspection):
         backends = [backend, *([get_backend(backend.rest)] if backend.rest else [])]
         facts = known.facts if any(b.knows_whole for b in backends) else replace(known.facts, multiple=1)
         # Making descriptors costs time on the host, which few positions do not hide.
-        pays = known.in_blocks and known.length is not Length.SHORT and known.decoding is Decoding.NO
+        pays = known.in_blocks and known.length is not Length.SHORT and not known.decoding.few
         pays = pays and heads_of(trace.traced.module).narrowest >= NARROWEST
         descriptors = pays and any(b.copies_blocks for b in backends) and arch_for(target).copies_blocks
         request = Request(wrt, target.backend, way.schedule, facts, descriptors, self.deterministic, way.gradients)

@@ -35,3 +35,23 @@ def test_parts(name: str, queries: int):
     traced = build(DEFINITIONS[name], dtype=torch.bfloat16, head_dim=128, head_dim_v=128)
     wanted = run_attention(traced.module, *(x.cpu().double() for x in (q, k, v)), 0.1)[0]
     assert (o.cpu().double() - wanted).norm() / wanted.norm().clamp(min=1e-6) < 7e-3
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads", "keys"), [(8, 2, 4099), (24, 1, 1500), (64, 64 // 4, 1024)])
+def test_heads_that_share_keys_are_rows(queries: int, heads: int, kv_heads: int, keys: int):
+    torch.manual_seed(0)
+    slopes = torch.rand(heads, device="cuda")
+    definition = Definition(
+        score_mod=lambda s, b, h, q, kv: s + slopes[h] * (kv - q - keys), mask_mod=lambda b, h, q, kv: kv < keys - 5 + q
+    )
+    q = torch.randn(2, heads, queries, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, kv_heads, keys, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    attend = attn_engine.Attention(definition)
+    o, lse = attend(q, k, v, return_lse=True)
+    ((*_, known),) = attend._memory.compiled
+    assert known.decoding.group == heads // kv_heads
+    exact = attn_engine.Attention(definition, backend="reference")
+    wanted_o, wanted_lse = exact(q.double(), k.double(), v.double(), return_lse=True)
+    assert (o.double() - wanted_o).norm() / wanted_o.norm() < 7e-3
+    torch.testing.assert_close(lse.double(), wanted_lse, atol=1e-3, rtol=1e-3)

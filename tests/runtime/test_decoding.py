@@ -22,6 +22,7 @@ from attn_engine.runtime.schedules import default_schedule
 from tests.support.compare import check, qkv, randn
 
 H100 = Target("triton", "sm_90")
+WHOLE, PARTS = Decoding(16), Decoding(16, parts=True)
 
 
 @pytest.fixture
@@ -37,20 +38,19 @@ def sizes(q_len: int, kv_len: int, batch: int = 1, heads: int = 8) -> Sizes:
 
 
 def test_classes_of_calls():
-    assert decoding(sizes(1, 8192), H100) is Decoding.PARTS
-    assert decoding(sizes(16, 1024), H100) is Decoding.PARTS
-    assert decoding(sizes(1, 8192, batch=128), H100) is Decoding.WHOLE
-    assert decoding(sizes(17, 8192), H100) is decoding(sizes(1, 1023), H100) is Decoding.NO
-    assert decoding(sizes(1, 8192), Target("tilelang", "sm_90")) is Decoding.NO
+    assert decoding(sizes(1, 8192), H100) == decoding(sizes(16, 1024), H100) == PARTS
+    assert decoding(sizes(1, 8192, batch=128), H100) == WHOLE
+    assert decoding(sizes(17, 8192), H100) == decoding(sizes(1, 1023), H100) == Decoding()
+    assert decoding(sizes(1, 8192), Target("tilelang", "sm_90")) == Decoding()
 
 
 def test_schedules_of_few_queries():
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     default = default_schedule(H100, module)
-    parts = adapted(default, Decoding.PARTS, H100, module)
+    parts = adapted(default, PARTS, H100, module)
     assert (parts.forward.block_m, parts.programs) == (16, 264)
-    assert adapted(default, Decoding.WHOLE, H100, module).programs == 0
-    assert adapted(default, Decoding.NO, H100, module) is default
+    assert adapted(default, WHOLE, H100, module).programs == 0
+    assert adapted(default, Decoding(), H100, module) is default
     assert parts.dq == default.dq and "programs=264" in parts.pass_options()
 
 
@@ -87,7 +87,7 @@ def test_what_runs_on_the_host_gets_its_blocks_under_any_name(monkeypatch: pytes
     texts: list[str] = []
     for name in ("cpu", "mine"):
         target = Target(name, "")
-        schedule = adapted(default_schedule(target, module), Decoding.PARTS, target, module)
+        schedule = adapted(default_schedule(target, module), PARTS, target, module)
         lowered = driver.to_tile(driver.to_attn(module, ()), Request((), name, schedule), get_backend(name))
         texts.append(str(lowered))
     assert texts[0] == texts[1] and "x24xf32" in texts[0] and "x32xf32" not in texts[0]
