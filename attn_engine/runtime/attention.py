@@ -190,7 +190,9 @@ class Attention(Inspection):
         exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
         few_batches = exact and sizes.batch <= MOST_PARTS
         facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, few_batches, multiple)
-        known = Known(facts, length, in_blocks((q, k, v)), in_blocks(trace.rules.tables(captures)), few)
+        # Kernels for few queries use no descriptors.
+        blocks, tables = (not few.few and in_blocks(x) for x in ((q, k, v), trace.rules.tables(captures)))
+        known = Known(facts, length, blocks, tables, few)
         compiled = self._compile(trace, wrt, (q, k, v, captures, factor), known)
         results = op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
         return [unpack(x, few.group) for x in results] if few.group > 1 else results

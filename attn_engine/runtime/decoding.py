@@ -100,11 +100,15 @@ def packed_module(module: ModuleOp, known: Decoding) -> ModuleOp:
 def pack(q: Tensor, group: int) -> Tensor:
     """[B, H, Sq, D] as [B, H / group, Sq * group, D]; no copy if Sq is 1."""
     b, h, s, d = q.shape
+    if s == 1:
+        return q.reshape(b, h // group, group, d)
     return q.reshape(b, h // group, group, s, d).transpose(2, 3).reshape(b, h // group, s * group, d)
 
 
 def unpack(x: Tensor, group: int) -> Tensor:
     """A result [B, Hkv, Sq * group, ...] of packed queries as [B, H, Sq, ...]."""
     b, h, rows = x.shape[:3]
+    if rows == group:
+        return x.reshape(b, h * group, 1, *x.shape[3:])
     heads = x.reshape(b, h, rows // group, group, *x.shape[3:]).transpose(2, 3)
     return heads.reshape(b, h * group, rows // group, *x.shape[3:])
