@@ -18,7 +18,7 @@ from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import After, Before, extend_for, yield_more
 from attn_engine.passes.hopper.late import rounding_of
 from attn_engine.passes.hopper.pin import round_alone
-from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps
+from attn_engine.passes.hopper.role_steps import chain, count_of, has_one_sum, is_role_step, role_steps, steps_meet
 from attn_engine.passes.hopper.steps import roles_of
 
 
@@ -156,7 +156,7 @@ def defer(role: Block) -> None:
 class TileDeferProductPass(ModulePass):
     """Starts the last product of a step behind the first ones of the next step, so that arithmetic runs beside it.
 
-    For steps with one sum. What its first operand is made of is carried to the next step, and the slots of a step are free one step
+    For steps with one sum, whose rings hold two of them. What its first operand is made of is carried to the next step, and the slots of a step are free one step
     later. The first step adds a product with zeros; that of the last one comes behind the loops.
 
     ```
@@ -181,5 +181,5 @@ class TileDeferProductPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer = roles.bodies[0].block
-            if has_one_sum(consumer):
+            if has_one_sum(consumer) and steps_meet(consumer):
                 defer(consumer)

@@ -165,6 +165,12 @@ def _clone(scope: Scope, ops: Sequence[Operation], mapping: dict[SSAValue, SSAVa
         scope.add(op.clone(value_mapper=mapping))
 
 
+def _two_steps(step: Block) -> bool:
+    """Whether slots hold a block of two steps: one that waits for the next before it has released its own waits forever."""
+    rings = [op.barriers.type for op in step.ops if isinstance(op, BarrierWaitOp)]
+    return all(isinstance(type_, BarriersType) and type_.size.data > 1 for type_ in rings)
+
+
 def _holds(step: Block) -> bool:
     """Whether the products of a step are short, and warps meet to release its slots."""
     arrivals = [op.barriers.type for op in step.ops if isinstance(op, BarrierArriveOp)]
@@ -178,7 +184,7 @@ class TileOrderAsyncPass(ModulePass):
 
     In a consumer the product for the scores of a block is started first, then the one for the output of the block before,
     and the arithmetic on the scores overlaps with the latter. What the late half needs of its own step is carried by
-    the loops. In the producer copies take the same order.
+    the loops. In the producer copies take the same order. With rings of one slot nothing changes.
 
     Slots are released behind the waits for the products that read them, so that copies start early; where the warps of
     a consumer meet for that and the products of a step are short, under those of the next step.
@@ -216,6 +222,8 @@ class TileOrderAsyncPass(ModulePass):
             loop = next(o for o in region.block.ops if isinstance(o, scf.WhileOp))
             body = loop.after_region.block
             loops = [o for o in body.ops if isinstance(o, scf.ForOp)]
+            if not _two_steps(loops[-1].body.block):
+                continue
             for block in (body, loops[-1].body.block):
                 round_alone(block)
             if self.pin:

@@ -16,7 +16,15 @@ from attn_engine.dialects.tile_async_copy import AsyncLoadOp, BarrierExpectOp, B
 from attn_engine.dialects.tile_async_product import AsyncDotOp, WaitOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.passes.hopper.edit import Before, yield_more, yields
-from attn_engine.passes.hopper.role_steps import carry, chain, count_of, has_one_sum, holds_steps, role_steps
+from attn_engine.passes.hopper.role_steps import (
+    carry,
+    chain,
+    count_of,
+    has_one_sum,
+    holds_steps,
+    role_steps,
+    steps_meet,
+)
 from attn_engine.passes.hopper.steps import roles_of
 
 
@@ -145,7 +153,7 @@ class TileRotateStepsPass(ModulePass):
     """Starts the first product of the next step behind the last ones of a step, so that the wait for those is not idle.
 
     For steps with several sums, or in loops of loops; others have `tile-defer-product`, which costs fewer instructions.
-    The result of the product is carried to the next step. Behind the last step a product on a block that nothing needs
+    Rings must hold two steps. The result of the product is carried to the next step. Behind the last step a product on a block that nothing needs
     runs: the producer copies one block more, from the start of the tensor.
 
     ```
@@ -174,6 +182,6 @@ class TileRotateStepsPass(ModulePass):
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer, producer = (region.block for region in roles.bodies)
-            if not has_one_sum(consumer):
+            if not has_one_sum(consumer) and steps_meet(consumer):
                 _consumer(consumer, self)
                 _producer(producer)

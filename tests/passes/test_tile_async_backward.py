@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
 from attn_engine import library, pipelines
-from attn_engine.backends.gluon.legalize import GRADIENTS
+from attn_engine.backends.gluon.legalize import GRADIENTS, ORDERED
 from attn_engine.dialects import tile as dialect
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.errors import AsyncUnsupportedError
@@ -64,11 +64,15 @@ class Compiled:
 
 
 def lower(
-    definition: Definition, dtype: torch.dtype, wrt: tuple[str, ...] = ("q", "k", "v"), fused: bool = False
+    definition: Definition,
+    dtype: torch.dtype,
+    wrt: tuple[str, ...] = ("q", "k", "v"),
+    fused: bool = False,
+    stages: int = 2,
 ) -> Any:
     traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=definition.row is None)
     module = driver.to_attn(traced.module, wrt)
-    blocks = "forward=64,64,4,2 dq=128,64,8,2 dkdv=64,128,8,2"
+    blocks = f"forward=64,64,4,2 dq=128,64,8,{stages} dkdv=64,128,8,{stages}"
     convert = f"convert-attn-to-tile{{{blocks} tables=true fused={str(fused).lower()}}}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return module, list(traced.captures)
@@ -183,6 +187,20 @@ def test_fused_gradients_mean_what_two_kernels_do(name: str):
     runs = [(tile.run_plan, fused.value, {}), *((tile_async.run_plan, fused.scheduled, {"seed": n}) for n in range(2))]
     for run, module, options in runs:
         for a, b in zip(given.gradients(run, module, **options), want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [GRADIENTS, ORDERED], ids=["any order", "in turn"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_rings_of_one_slot(fused: bool, schedule: tuple[str, ...]):
+    """No step waits for the slot of the next one before it has released its own: blocks of four bytes leave room for no other."""
+    module, captures = lower(DEFINITIONS["full"], torch.float16, fused=fused, stages=1)
+    scheduled = module.clone()
+    driver.run_passes(scheduled, schedule if fused else GRADIENTS)
+    given = problem(Compiled(module, scheduled, captures), (1, 2, 1), (150, 300))
+    want = given.gradients(tile.run_plan, module)
+    for seed in range(2):
+        for a, b in zip(given.gradients(tile_async.run_plan, scheduled, seed=seed), want, strict=True):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 

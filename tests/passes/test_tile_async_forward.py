@@ -188,6 +188,7 @@ SHAPES = {
     "three consumers, queries shared": (Blocks(192, N, 12, 2), "shared"),
     "one consumer": (Blocks(64, N, 4, 2), "shared"),
     "queries shared": (Blocks(128, N, 8, 2), "shared"),
+    "rings of one slot": (Blocks(128, N, 8, 1), None),
 }
 
 

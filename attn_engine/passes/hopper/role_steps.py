@@ -11,6 +11,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp
 from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
+from attn_engine.dialects.tile_types import BarriersType
 from attn_engine.passes.hopper.edit import extend_for, yield_more
 
 
@@ -72,6 +73,12 @@ def role_steps(role: Block) -> list[Block]:
 def sums(body: Block) -> list[AsyncDotOp]:
     """The products of a step that are added to what steps before have left."""
     return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.acc, BlockArgument)]
+
+
+def steps_meet(role: Block) -> bool:
+    """Whether slots hold two steps at the same time: with one slot, a step that starts before another has released it waits forever."""
+    waits = [next(op for op in body.ops if isinstance(op, BarrierWaitOp)) for body in role_steps(role)]
+    return all(isinstance(wait.barriers.type, BarriersType) and wait.barriers.type.size.data > 1 for wait in waits)
 
 
 def has_one_sum(role: Block) -> bool:
