@@ -54,7 +54,7 @@ def both(functions: dict[str, Any], tensors: list[torch.Tensor], **options: Any)
     return got, exact
 
 
-@pytest.mark.parametrize(("queries", "kv_heads"), [(1, 3), (1, 1), (3, 4), (7, 2)])
+@pytest.mark.parametrize(("queries", "kv_heads"), [(1, 3), (7, 2)])
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_functions_see_heads_and_positions(name: str, queries: int, kv_heads: int):
     tensors = qkv(b=BATCH, h=HEADS, hkv=kv_heads, sq=queries, skv=KEYS)
