@@ -60,3 +60,15 @@ def test_a_later_extremum_starts_the_count_again() -> None:
 def test_weights_that_compare_scores_are_seen() -> None:
     _, backward = derive(attention(lambda s, at: s.equals(s.max()).where(s, 0.0)), ["q", "k", "v"])
     assert compares_scores(backward)
+
+
+def test_kinks_compare_scores_with_numbers() -> None:
+    """The larger of a score and a number per query, before the softmax: equal or not, no row has to agree on it."""
+
+    def larger(s, at):
+        x = s.equals(0.5).where(0.25, s)
+        return (x - x.max()).exp() / (x - x.max()).exp().sum()
+
+    _, backward = derive(attention(larger), ["q", "k", "v"])
+    assert any(op.name == "arith.cmpf" for op in backward.element.walk())
+    assert not compares_scores(backward)

@@ -24,6 +24,9 @@ from attn_engine.passes.lowering.scope import Scope
 from attn_engine.passes.lowering.score_gradients import ScoreGradient
 from attn_engine.passes.simplify_rule import predicate_of
 
+_ROWS = 6
+"""Arguments of element code in front of numbers per row: score, gradient of its weight, b, h, q and kv."""
+
 
 @dataclass
 class KeyGradients:
@@ -165,12 +168,19 @@ class KeyGradients:
 
 
 def compares_scores(op: attn.BackwardOp) -> bool:
-    """Whether the element code compares scores for equality: a weight that a key has for being the maximum."""
+    """Whether the element code compares scores with what a row of them has left: a weight that a key has for being the maximum.
+
+    Equality with anything else, such as a captured number, is a kink: either side of it is right.
+    """
     block = op.element.block
+    first = len(block.args) - len(op.captures)
     scores: set[SSAValue] = {block.args[0]}
+    rows = set[SSAValue](block.args[_ROWS:first])
     for inner in block.ops:
-        if scores.intersection(inner.operands):
-            if isinstance(inner, arith.CmpfOp) and predicate_of(inner) == "oeq":
+        if isinstance(inner, arith.CmpfOp) and predicate_of(inner) == "oeq":
+            if scores.intersection(inner.operands) and rows.intersection(inner.operands):
                 return True
-            scores.update(inner.results)
+        for found in (scores, rows):
+            if found.intersection(inner.operands):
+                found.update(inner.results)
     return False
