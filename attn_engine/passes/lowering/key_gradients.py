@@ -177,9 +177,9 @@ def compares_scores(op: attn.BackwardOp) -> bool:
     scores: set[SSAValue] = {block.args[0]}
     rows = set[SSAValue](block.args[_ROWS:first])
     for inner in block.ops:
-        if isinstance(inner, arith.CmpfOp) and predicate_of(inner) == "oeq":
-            if scores.intersection(inner.operands) and rows.intersection(inner.operands):
-                return True
+        equals = isinstance(inner, arith.CmpfOp) and predicate_of(inner) == "oeq"
+        if equals and scores.intersection(inner.operands) and rows.intersection(inner.operands):
+            return True
         for found in (scores, rows):
             if found.intersection(inner.operands):
                 found.update(inner.results)
