@@ -1,4 +1,4 @@
-"""The cases that every path must agree on: row functions, masks, captures and lengths, each in f32 and f16."""
+"""The cases that every path must agree on: row functions, masks, captures, distances and lengths, in f32 and f16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attn_engine import library
 from tests.backends.test_differential import DEFINITIONS, Definition, S
+from tests.backends.test_distances import SKV, SQ, relative, t5, twice, windowed
 from tests.support.compare import qkv, randn
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
@@ -92,6 +93,12 @@ CAPTURES = {
     ),
     "captures: of value channels": Definition(_gated, {"gate": randn(2, 16, seed=3)}),
 }
+DISTANCES = {
+    "distances: T5 buckets": Definition(t5, {"table": randn(4, 12)}),
+    "distances: relative positions": Definition(relative, {"table": randn(4, SQ + SKV - 1)}, {"sq": SQ, "skv": SKV}),
+    "distances: a factor, and a window": Definition(windowed, {"table": randn(1, SQ + SKV)}, {"sq": SQ, "skv": SKV}),
+    "distances: two parts": Definition(twice, {"table": randn(4, 7), "slopes": randn(4).abs()}, {"sq": SQ, "skv": SKV}),
+}
 LENGTHS = {
     "one position": {"sq": 1},
     "whole blocks": {"sq": 64},
@@ -113,8 +120,10 @@ def definitions() -> dict[str, Definition]:
         "wide: window": Definition(lambda: {"mask_mod": library.sliding_window(33)}, sizes=WIDE),
         "wide: soft cap": Definition(lambda: {"score_mod": library.soft_cap(3.0)}, sizes=WIDE),
         "wide: alibi": Definition(lambda t: {"score_mod": library.alibi(t)}, {"t": randn(2)}, sizes=WIDE),
+        "wide: T5 buckets": Definition(t5, {"table": randn(2, 12)}, sizes=WIDE),
+        "wide: window of distances": Definition(windowed, {"table": randn(1, 2 * WIDE["sq"])}, sizes=WIDE),
     }
-    return {**DEFINITIONS, **ROWS, **MASKS, **CAPTURES, **lengths, **wide}
+    return {**DEFINITIONS, **ROWS, **MASKS, **CAPTURES, **DISTANCES, **lengths, **wide}
 
 
 def cases() -> Iterator[Case]:

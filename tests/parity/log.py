@@ -13,7 +13,8 @@ from tests.parity.cases import Case
 from tests.parity.check import Outcome
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("attn_engine", "tests/parity", "tests/support", "tests/backends/test_differential.py")
+DEFINITIONS = ("tests/backends/test_differential.py", "tests/backends/test_distances.py")
+SOURCES = ("attn_engine", "tests/parity", "tests/support", *DEFINITIONS)
 SUFFIXES = (".py", ".h", ".cpp")
 
 
