@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import TensorType, f32
+from xdsl.dialects.builtin import IntegerAttr, TensorType, f32, i64
 from xdsl.ir import Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -21,6 +21,9 @@ from attn_engine.passes.lowering.partition import Partition
 from attn_engine.passes.lowering.program import Bound
 from attn_engine.passes.lowering.ranges import spans
 from attn_engine.passes.lowering.scope import Scope
+
+PARTS_AHEAD = 4
+"""Parts on their way while one is combined: few programs combine, each waits for memory and does little else."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ class SplitForwardLowering(ForwardLowering):
         if with_acc:
             carried.append(scope.splat([m, self.operands.vo.tile], 0.0, "acc"))
         op, inner, part, inside = loop(scope, 0, kernel.take(self.parts), 1, carried, "part")
+        op.attributes["num_stages"] = IntegerAttr(PARTS_AHEAD, i64)
         row0, limit = self._rows_of(inner, part, q0)
         other = [
             self.frame.vector(inner, kernel.take(memory), row0, m, limit, "part") for memory in self.states[number]

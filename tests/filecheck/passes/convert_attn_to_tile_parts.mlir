@@ -18,6 +18,7 @@
 // CHECK: scf.for %part = {{.*}} iter_args({{.*}}) -> (tensor<16xf32>, tensor<16xf32>, tensor<16x64xf32>)
 // CHECK-NOT: tile.dot
 // CHECK: tile.load %part_acc[
+// CHECK: num_stages = 4 : i64
 // CHECK: tile.store %o{{.*}}, %o[
 
 // CHECK-LABEL: tile.plan @forward(
