@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 FLUSH_BYTES = 256 * 2**20
-HIDING_CYCLES = 2_000_000
-"""About a millisecond of an idle kernel, behind which the host gets its launches out."""
+HIDING_CYCLES = 6_000_000
+"""About three milliseconds of an idle kernel, behind which the host gets its launches out: a backward of autograd and several
+kernels takes the host of a busy machine more than one."""
 
 
 def _once(function: Callable[[], object], flush: torch.Tensor) -> float:
