@@ -46,7 +46,7 @@ gpu:
 # What this machine can measure: the compiler and the CPU backend, then, with a GPU, kernels beside their peers.
 BENCHES := compile_time cpu
 ifneq ($(shell command -v nvidia-smi),)
-BENCHES += attention custom recurrence
+BENCHES += attention custom decoding recurrence
 endif
 
 bench:
