@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -83,8 +85,11 @@ def _look(source: str) -> list[Finding]:
     from attn_engine.backends.triton.gluon_ahead import compile_ahead, kernels_of_roles, launched
 
     found: list[Finding] = []
-    for kernel in kernels_of_roles(source):
-        assembly = launched(source, kernel) or compile_ahead(source, kernel)
+    kernels = kernels_of_roles(source)
+    with ThreadPoolExecutor() as side_by_side:  # tools, of which each has a process
+        assemblies = list(side_by_side.map(partial(launched, source), kernels))
+    for kernel, built in zip(kernels, assemblies, strict=True):
+        assembly = built or compile_ahead(source, kernel)
         moves = [sum("LDL" in text or "STL" in text for text in loop) for loop in assembly.loops()]
         warning = assembly.warnings[0].partition(")")[2].strip() if assembly.warnings else ""
         adds = any(name in assembly.sass for name in _REDUCING)

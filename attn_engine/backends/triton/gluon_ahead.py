@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -95,10 +96,13 @@ def kernels_of_roles(source: str) -> list[str]:
 
 def _assembly(compiled: Any) -> Assembly:
     ptx = compiled.asm["ptx"]
-    remarks = remarks_of(ptx)
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(remarks_of, ptx)
+        sass = _disassemble(compiled.asm["cubin"])
+        remarks = waiting.result()
     return Assembly(
         ptx=ptx,
-        sass=_disassemble(compiled.asm["cubin"]),
+        sass=sass,
         shared=compiled.metadata.shared,
         spilled_bytes=remarks.spilled_bytes,
         warnings=remarks.warnings,
