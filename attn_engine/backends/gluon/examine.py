@@ -90,7 +90,7 @@ def _look(source: str) -> list[Finding]:
         assemblies = list(side_by_side.map(partial(launched, source), kernels))
     for kernel, built in zip(kernels, assemblies, strict=True):
         assembly = built or compile_ahead(source, kernel)
-        moves = [sum("LDL" in text or "STL" in text for text in loop) for loop in assembly.loops()]
+        moves = [sum("LDL" in text or "STL" in text for text in loop) for loop in assembly.steps()]
         warning = assembly.warnings[0].partition(")")[2].strip() if assembly.warnings else ""
         adds = any(name in assembly.sass for name in _REDUCING)
         found.append(Finding(kernel, assembly.products, assembly.spilled_bytes, max(moves, default=0), warning, adds))

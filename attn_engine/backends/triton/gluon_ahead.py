@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,17 +59,35 @@ class Assembly:
 
     def loops(self) -> list[list[str]]:
         """The instructions of each innermost loop that holds products, in order."""
-        code = [(int(address, 16), text) for address, text in _INSTRUCTION.findall(self.sass)]
-        place = {address: n for n, (address, _) in enumerate(code)}
-        bodies: list[tuple[int, int]] = []
-        for n, (address, text) in enumerate(code):
-            found = _BRANCH.search(text)
-            target = int(found.group(1), 16) if found is not None and found.group(1) else address
+        return [self._code[first:end] for first, end in _innermost(self._loops) if self._multiplies(first, end)]
+
+    def steps(self) -> list[list[str]]:
+        """The same for loops that hold others: a wait, or a function that reduces its argument, may be a loop without products."""
+        return [self._code[first:end] for first, end in _innermost([b for b in self._loops if self._multiplies(*b)])]
+
+    @cached_property
+    def _code(self) -> list[str]:
+        return [text for _, text in _INSTRUCTION.findall(self.sass)]
+
+    @cached_property
+    def _loops(self) -> list[tuple[int, int]]:
+        """The first instruction of each loop, and the one behind it."""
+        addresses = [int(address, 16) for address, _ in _INSTRUCTION.findall(self.sass)]
+        place = {address: n for n, address in enumerate(addresses)}
+        found: list[tuple[int, int]] = []
+        for n, (address, text) in enumerate(zip(addresses, self._code, strict=True)):
+            branch = _BRANCH.search(text)
+            target = int(branch.group(1), 16) if branch is not None and branch.group(1) else address
             if target < address and target in place:
-                bodies.append((place[target], n))
-        inner = [b for b in bodies if not any(o != b and b[0] <= o[0] and o[1] <= b[1] for o in bodies)]
-        texts = [[text for _, text in code[first : last + 1]] for first, last in inner]
-        return [body for body in texts if any("HGMMA" in text for text in body)]
+                found.append((place[target], n + 1))
+        return found
+
+    def _multiplies(self, first: int, end: int) -> bool:
+        return any("HGMMA" in text for text in self._code[first:end])
+
+
+def _innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [b for b in loops if not any(o != b and b[0] <= o[0] and o[1] <= b[1] for o in loops)]
 
 
 def compile_ahead(source: str, kernel: str) -> Assembly:
