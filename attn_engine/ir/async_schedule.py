@@ -40,6 +40,9 @@ class AsyncSchedule:
     On an H200 three were 0.5 to 4 % faster than two, with 128 channels; gradients of captures leave less room."""
     least_stages: int = 2
     """Of steps of that kernel, or they are not as long as they could be."""
+    deferred_registers: int = 256
+    """Of a consumer's thread, for results and operands of the products of a step whose sums are a step late. With 288, 64 channels
+    and 128 queries, the assembler spills."""
     table_stages: int = 2
     """Blocks of a table of scores that a ring holds."""
     consumers: int = 2

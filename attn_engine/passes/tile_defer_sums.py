@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.context import Context
 from xdsl.dialects import arith, builtin, scf
+from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async_copy import AsyncReduceAddOp, AsyncStoreWaitOp, BarrierWaitOp, ProxyFenceOp
+from attn_engine.dialects.tile_async_copy import (
+    AsyncReduceAddOp,
+    AsyncStoreWaitOp,
+    BarrierArriveOp,
+    BarrierWaitOp,
+    ProxyFenceOp,
+)
 from attn_engine.dialects.tile_async_memory import ReadOp, WriteOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp, DotOperandOp, WaitOp
 from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.ir.async_schedule import WARPGROUP_THREADS, AsyncSchedule
 from attn_engine.ir.walks import behind, operands_of
 from attn_engine.passes.hopper.edit import After, Before, yield_more
 from attn_engine.passes.hopper.role_steps import carry, chain, holds_steps, role_steps, slot_of, sums
@@ -25,6 +34,9 @@ from attn_engine.passes.simplify_constants import constant_of
 
 _FAR = 1 << 27
 """A row beyond every tensor: what is added there is added nowhere."""
+_TWO = 2
+_HALVES = 2
+"""Numbers of 16 bits in a register."""
 
 
 @dataclass
@@ -159,6 +171,8 @@ def _step(body: Block, places: Sequence[int], before: Sequence[SSAValue], in_pla
     yield_more(body, [found.add.coordinates[place] for place in places])
     if in_place:
         _swap(found, dict(zip(places, before, strict=True)))
+        if _slots(found) <= _TWO:
+            _write_late(found)
         return
     first = body.first_op
     assert first is not None
@@ -184,6 +198,24 @@ def _swap(found: _Sum, given: dict[int, SSAValue]) -> None:
     Rewriter.replace_op(found.add, AsyncReduceAddOp(found.add.source, found.add.descriptor, coordinates))
     for op in (found.product, found.full):
         _erase(op)
+
+
+def _write_late(found: _Sum) -> None:
+    """What consumers share is written when the sum is there: those who see it know that its writer has read the other slot.
+
+    One fence then stands behind both writes; theirs stays where a slot is released in between, for what was read of it.
+    """
+    _, leaves, fence, _ = found.leave
+    write = next(op for op in found.body.ops if isinstance(op, WriteOp) and _is_shared(op, found))
+    own = write.next_op
+    arrive = next(op for op in found.body.ops if isinstance(op, BarrierArriveOp) and op.barriers is found.full.barriers)
+    assert isinstance(own, ProxyFenceOp) and own.is_before_in_block(arrive)
+    arrivals = [op for op in found.body.ops if isinstance(op, BarrierArriveOp) and op is not arrive]
+    if not any(own.is_before_in_block(op) and op.is_before_in_block(fence) for op in arrivals):
+        Rewriter.erase_op(own)
+    for op, place in ((write, InsertPoint.before(leaves)), (arrive, InsertPoint.after(fence))):
+        op.detach()
+        Rewriter.insert_op(op, place)
 
 
 def _is_shared(write: WriteOp, found: _Sum) -> bool:
@@ -250,19 +282,18 @@ def _sums(body: Block) -> list[AsyncDotOp]:
     return [op for op in body.ops if isinstance(op, AsyncDotOp) and isinstance(op.a.owner, TransposedSlotOp)]
 
 
-def _may_be_late(role: Block, in_place: bool) -> bool:
-    """Whether an operand stays until the product of a step later has ended: that needs more slots than steps in flight.
+def _registers(body: Block) -> int:
+    """Of a thread, for what products of a step give and take from registers."""
+    given = [op.result.type.value for op in body.ops if isinstance(op, AsyncDotOp)]
+    taken = [op.result.type for op in body.ops if isinstance(op, DotOperandOp)]
+    numbers = [prod(type_.get_shape()) for type_ in (*given, *given, *taken) if isinstance(type_, TensorType)]
+    return sum(numbers) // (_HALVES * WARPGROUP_THREADS)
 
-    Around the first arithmetic the product ends before the step writes an operand of its own.
-    """
-    for body in role_steps(role) if in_place else ():
-        found = _Sum.of(body)
-        stage = next(op for op in body.ops if isinstance(op, BarrierWaitOp)).index.owner
-        assert isinstance(stage, arith.RemSIOp)
-        steps, slots = constant_of(stage.rhs), constant_of(found.turn.rhs)
-        if not isinstance(steps, int) or not isinstance(slots, int) or slots <= steps:
-            return False
-    return True
+
+def _slots(found: _Sum) -> int:
+    """Of what consumers share."""
+    slots = constant_of(found.turn.rhs)
+    return slots if isinstance(slots, int) else 0
 
 
 @dataclass(frozen=True)
@@ -290,11 +321,14 @@ class TileDeferSumsPass(ModulePass):
 
     plan: str = "backward"
     """The plan whose kernels are changed."""
+    registers: int = AsyncSchedule.deferred_registers
+    """Of a consumer's thread, for results and operands of a step's products; with more, sums stay in their step."""
     in_place: bool = True
     """Whether the product starts, and is added, where that of the step itself was, not around the first arithmetic."""
 
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         for roles in roles_of(op, self.plan):
             consumer = roles.bodies[0].block
-            if all(len(_sums(body)) == 1 for body in role_steps(consumer)) and _may_be_late(consumer, self.in_place):
+            steps = role_steps(consumer)
+            if all(len(_sums(body)) == 1 and _registers(body) <= self.registers for body in steps):
                 defer(consumer, self.in_place)
