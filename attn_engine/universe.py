@@ -43,6 +43,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tilelang-share-rows": _lazy("backends.tilelang.rows", "TilelangShareRowsPass"),  # type: ignore[dict-item]
     "tilelang-share-vectors": _lazy("backends.tilelang.vectors", "TilelangShareVectorsPass"),  # type: ignore[dict-item]
     "tilelang-share-operands": _lazy("backends.tilelang.operands", "TilelangShareOperandsPass"),  # type: ignore[dict-item]
+    "gluon-hold-diagonals": _lazy("backends.triton.gluon_hold", "GluonHoldDiagonalsPass"),  # type: ignore[dict-item]
     "triton-pass-sizes": _lazy("backends.triton.legalize", "TritonPassSizesPass"),  # type: ignore[dict-item]
     "hip-transpose": _lazy("backends.hip.legalize", "HipTransposePass"),  # type: ignore[dict-item]
     "hip-choose-layouts": _lazy("backends.hip.layouts", "HipChooseLayoutsPass"),  # type: ignore[dict-item]

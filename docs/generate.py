@@ -9,7 +9,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ def option_lines(kind: Any) -> Iterator[str]:
     docs = field_docs(kind)
     for field in fields(kind):
         if field.name != "name":
-            yield f"- `{field.name}` (default `{default_text(field.default)}`): {docs.get(field.name, '')}"
+            default = "needed" if field.default is MISSING else f"default `{default_text(field.default)}`"
+            yield f"- `{field.name}` ({default}): {docs.get(field.name, '')}"
 
 
 def passes_page() -> str:

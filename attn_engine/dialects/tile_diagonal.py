@@ -29,7 +29,7 @@ class LoadDiagonalsOp(IRDLOperation):
 
     The other indices say where on the axes before it; `rows` and `columns` are the positions of the first row and the
     first column. All places must be inside of the memory, in which numbers of the last axis are neighbours. `turned`, the
-    place is `origin + row - column`.
+    place is `origin + row - column`. `held` says that threads hold the matrix as products give it.
 
     ```
     %d = tile.load_diagonals %numbers[%h, %origin] from %q0, %n0 : !tile.global<2 x f32> -> tensor<64x32xf32>
@@ -42,9 +42,10 @@ class LoadDiagonalsOp(IRDLOperation):
     columns = operand_def(i32)
     indices = var_operand_def(i32)
     turned = opt_prop_def(UnitAttr)
+    held = opt_prop_def(UnitAttr)
     result = result_def(TensorType)
     traits = traits_def(MemoryReadEffect())
-    assembly_format = "$source `[` $indices `]` `from` $rows `,` $columns (`turned` $turned^)? attr-dict `:` type($source) `->` type($result)"
+    assembly_format = "$source `[` $indices `]` `from` $rows `,` $columns (`turned` $turned^)? (`held` $held^)? attr-dict `:` type($source) `->` type($result)"
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class AddDiagonalsOp(IRDLOperation):
     """Adds each element of a matrix to the place of its diagonal, atomically: at `start + column - row` of the last axis.
 
     The other indices say where on the axes before it. All places must be inside of the memory. `turned`, the place is
-    `start + row - column`.
+    `start + row - column`. `held` says that threads hold the matrix as products give it.
 
     ```
     tile.add_diagonals %d, %sums[%h, %start] : tensor<64x32xf32>, !tile.global<2 x f32>
@@ -90,10 +91,9 @@ class AddDiagonalsOp(IRDLOperation):
     target = operand_def(GlobalType)
     indices = var_operand_def(i32)
     turned = opt_prop_def(UnitAttr)
+    held = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect(), MemoryReadEffect())
-    assembly_format = (
-        "$value `,` $target `[` $indices `]` (`turned` $turned^)? attr-dict `:` type($value) `,` type($target)"
-    )
+    assembly_format = "$value `,` $target `[` $indices `]` (`turned` $turned^)? (`held` $held^)? attr-dict `:` type($value) `,` type($target)"
 
     def __init__(self, value: SSAValue, target: SSAValue, indices: Sequence[SSAValue], turned: bool = False):
         properties = {"turned": UnitAttr()} if turned else {}

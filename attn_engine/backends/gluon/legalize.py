@@ -70,8 +70,14 @@ ORDERED = tuple(
 )
 """The same where sums must have an order."""
 
-LEGALIZE = ('tile-expand-math{keep="math.erf" approximate=true}', "tile-relax-divide", "triton-pass-sizes")
-"""What all kernels need before they are printed, as for Triton, and divisions that the hardware is quick at."""
+LEGALIZE = (
+    'tile-expand-math{keep="math.erf" approximate=true}',
+    "tile-relax-divide",
+    "triton-pass-sizes",
+    "gluon-hold-diagonals",
+)
+"""What all kernels need before they are printed, as for Triton, divisions that the hardware is quick at, and how tiles of
+diagonals are held."""
 
 
 def supports(module: ModuleOp) -> str | None:

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from attn_engine.backends.code_writer import CodeWriter, Names
 from attn_engine.backends.triton import gluon_diagonals
 from attn_engine.backends.triton.gluon_printer import FunctionPrinter
-from attn_engine.backends.triton.gluon_types import Layout, Mma, restricted
+from attn_engine.backends.triton.gluon_types import Layout, restricted
 from attn_engine.backends.triton.printer import KernelPrinter, wide
 from attn_engine.dialects import tile
-
-_WARPS, _ROWS = (4, 1), 64
-"""Of a warpgroup, which has tiles as its products give them."""
 
 
 def _print(
@@ -62,7 +59,7 @@ def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
     indices = printer.texts(op.indices)
     terms = [f"gl.cast({text}, gl.int64) * {stride}" for text, stride in zip(indices, strides, strict=True)]
     held = printer.layout_of(op.value)
-    if _is_held(held, (m, n)):
+    if op.held is not None:
         row, column = (f"gl.cast({text}, gl.int64)" for text in _ranges(printer, held, (m, n)))
         steps = [f"{row}[:, None]", f"{column}[None, :]"]
         ahead, behind = steps if op.turned is not None else reversed(steps)
@@ -76,12 +73,6 @@ def print_gluon(printer: FunctionPrinter, op: tile.AddDiagonalsOp) -> None:
     ranges = (f"gl.arange(0, {m}, gl.SliceLayout(1, {layout}))", f"gl.arange(0, {n}, gl.SliceLayout(0, {layout}))")
     value = f"gl.convert_layout({value}, {layout})"
     _print(printer.writer, printer.names, "gl", value, " + ".join([base, *terms]), strides[-1], *ranges, (m, n))
-
-
-def _is_held(layout: Layout, shape: Sequence[int]) -> bool:
-    """Whether threads hold a tile as the products of a warpgroup give it, in whole statements."""
-    mine = isinstance(layout, Mma) and (layout.rows, layout.columns) == _WARPS
-    return mine and shape[0] == _ROWS and not shape[1] % _ROWS
 
 
 def _statement(printer: FunctionPrinter, name: str, op: tile.LoadDiagonalsOp | tile.AddDiagonalsOp) -> str:
@@ -125,7 +116,7 @@ def load_gluon(printer: FunctionPrinter, op: tile.LoadDiagonalsOp) -> None:
     texts = printer.texts([*op.indices, op.rows, op.columns])
     ranges = _ranges(printer, layout, shape)
     places = _places(op, "gl", base, printer.strides[base], texts, ranges)
-    if _is_held(layout, shape):
+    if op.held is not None:
         printer.assign(op, f"load_diagonals({places}, {_statement(printer, 'LOADED', op)})")
     else:
         printer.assign(op, f"gl.load({places})")
