@@ -62,6 +62,8 @@ class ConvertAttnToTilePass(ModulePass):
     """Walk blocks that need no mask in the same loop as those that do, for targets that pipeline one loop of a kernel."""
     fused: bool = False
     """Find dq in the dk/dv kernel, by atomic additions in memory: fewer products, sums in no particular order."""
+    alike: bool = False
+    """There, every program takes the same steps, for passes that put what programs add into an order."""
     apart: bool = False
     """Find dk and dv in kernels of their own, for heads so wide that registers do not hold the sums of both."""
     exact: bool = False
@@ -120,4 +122,5 @@ class ConvertAttnToTilePass(ModulePass):
             self.masks_once,
             self.distances,
             self.rounded,
+            self.alike,
         ).run()

@@ -147,6 +147,7 @@ def to_tile(module: ModuleOp, request: Request, backend: Backend, fused: bool = 
         "covered": facts.covered,
     }
     flags |= {"one_loop": backend.one_loop, "fused": fused, "apart": apart}
+    flags["alike"] = bool(backend.ordered) and backend.gradients == backend.ordered
     flags["whole"] = backend.knows_whole and request.schedule.divides(facts.multiple, _kinds(module))
     flags["descriptors"] = backend.copies_blocks and request.descriptors
     flags["exact"] = facts.exact and backend.level in (Level.VALUE, Level.ASYNC)

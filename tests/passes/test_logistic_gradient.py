@@ -46,8 +46,8 @@ def test_scores_of_the_gradient_go_through_one_side():
     assert [(loop.count("gl.exp2("), loop.count("RECIPROCAL")) for loop in ragged] == [(1, 1), (1, 1)]
     assert [(loop.count("gl.exp2("), loop.count("RECIPROCAL")) for loop in whole] == [(1, 1)]
     assert "gl.where(" not in whole[0]
-    # Keys beyond the end have no weight: one select, from which the gradient follows.
-    assert ragged[1].count("gl.where(inside") == ragged[1].count("gl.where(") == 1
+    # A block with keys beyond the end, which have no weight, takes masked steps alone: others hide nothing.
+    assert "gl.where(" in ragged[0] and "gl.where(" not in ragged[1]
 
 
 @pytest.mark.parametrize("bias", [-80.0, -12.0, 0.0, 12.0, 200.0])

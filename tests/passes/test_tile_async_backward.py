@@ -69,11 +69,12 @@ def lower(
     wrt: tuple[str, ...] = ("q", "k", "v"),
     fused: bool = False,
     stages: int = 2,
+    alike: bool = False,
 ) -> Any:
     traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=definition.row is None)
     module = driver.to_attn(traced.module, wrt)
     blocks = f"forward=64,64,4,2 dq=128,64,8,{stages} dkdv=64,128,8,{stages}"
-    convert = f"convert-attn-to-tile{{{blocks} tables=true fused={str(fused).lower()}}}"
+    convert = f"convert-attn-to-tile{{{blocks} tables=true fused={str(fused).lower()} alike={str(alike).lower()}}}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP))
     return module, list(traced.captures)
 
@@ -194,7 +195,7 @@ def test_fused_gradients_mean_what_two_kernels_do(name: str):
 @pytest.mark.parametrize("fused", [False, True])
 def test_rings_of_one_slot(fused: bool, schedule: tuple[str, ...]):
     """No step waits for the slot of the next one before it has released its own: blocks of four bytes leave room for no other."""
-    module, captures = lower(DEFINITIONS["full"], torch.float16, fused=fused, stages=1)
+    module, captures = lower(DEFINITIONS["full"], torch.float16, fused=fused, stages=1, alike=schedule is ORDERED)
     scheduled = module.clone()
     driver.run_passes(scheduled, schedule if fused else GRADIENTS)
     given = problem(Compiled(module, scheduled, captures), (1, 2, 1), (150, 300))

@@ -62,6 +62,7 @@ class BackwardLowering:
     masks_once: bool = True
     distances: str = ""
     rounded: bool = False
+    alike: bool = False
     kernels: list[Operation] = field(default_factory=list[Operation])
 
     def run(self) -> list[Operation]:
@@ -88,7 +89,7 @@ class BackwardLowering:
             operands.distances = DistanceTables(self.name, operands, beyond, self.distances == LOADED)
         vectors = self._row_vectors(plan, operands)
         owned = dict(enumerate(capture_axes(op)))
-        sums = QuerySums(op, operands) if fused else None
+        sums = QuerySums(op, operands, self.alike) if fused else None
         by_key = [n for n, axes in owned.items() if "q" not in axes and ("kv" in axes or sums is not None)]
         by_query = [n for n, axes in owned.items() if "kv" not in axes and n not in by_key]
         by_both = [n for n, axes in owned.items() if "kv" in axes and "q" in axes]

@@ -77,7 +77,9 @@ class KeyGradients:
     def _head(self, scope: Scope, sums: list[SSAValue]) -> list[SSAValue]:
         """One query head of the group; contributions leave here, as their place may depend on the head."""
         frame, n = self.frame, self.kernel.blocks.n
-        runs = list(spans(frame, scope, (self.n0, n), self.kernel.blocks.m, transposed=True))
+        # Keys beyond the end are zeros, but weights of theirs may be infinite: a sum over keys must not see them.
+        apart = self.query_sums is not None and not self.query_sums.alike
+        runs = list(spans(frame, scope, (self.n0, n), self.kernel.blocks.m, transposed=True, ends_masked=apart))
         carried = [scope.splat([n], 0.0, "d") for _ in self.carried]
         final = over(scope, runs, self.kernel.blocks.m, [*carried, *sums], "q0", self._block)
         for number, value in zip(self.carried, final, strict=False):
@@ -98,8 +100,8 @@ class KeyGradients:
         index = frame.place(program, q_index, self.kv_index, masked)
         if masked:
             frame.see(program, index, [(index[2], frame.sq), (index[3], frame.skv)])
-        elif self.query_sums is not None and not operands.whole:
-            # Keys beyond the end are zeros, but weights of theirs may be infinite: a sum over keys must not see them.
+        elif self.query_sums is not None and self.query_sums.alike and not operands.whole:
+            # No step is masked for the sake of the last keys alone.
             program.visible = program.below(index[3], Bound(frame.skv))
         p, dx = element(frame, program, op, x, dp, index, rows)
         count = len(self.carried)

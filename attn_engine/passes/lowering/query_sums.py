@@ -21,6 +21,8 @@ class QuerySums:
 
     op: attn.BackwardOp
     operands: Operands
+    alike: bool = False
+    """Whether every program takes the same steps."""
 
     def __post_init__(self) -> None:
         operands, scope = self.operands, self.operands.plan.scope

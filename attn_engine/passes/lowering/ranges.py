@@ -51,12 +51,15 @@ class Span:
         return scope.smaller(row, behind, "position")
 
 
-def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, transposed: bool) -> Iterator[Span]:
+def spans(
+    frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, transposed: bool, ends_masked: bool = False
+) -> Iterator[Span]:
     """The blocks that a block of rows meets.
 
     `window` is the first row and the number of rows of this program's block. With `transposed` the rows are
     keys and the blocks are of queries. Ranges come from the op's `blocks` (`blocks_t`) region, and from a table where
-    the mask has kinds of blocks; without a mask, all.
+    the mask has kinds of blocks; without a mask, all. With `ends_masked`, a block of rows that reaches beyond the last
+    one meets none without a mask.
     """
     op = frame.operands.op
     start, count = window
@@ -96,6 +99,9 @@ def spans(frame: Frame, scope: Scope, window: tuple[SSAValue, int], size: int, t
         second = scope.choose_less(full_from, full_to, full_to, lo, "full_hi")
         if isinstance(full_lo, int) and isinstance(full_hi, int) and full_hi <= full_lo:
             first = second = lo  # known before anything runs: no loop over full blocks
+        if ends_masked and not frame.operands.whole:
+            last = scope.plus(start, count - 1, "last")
+            first, second = (scope.choose_less(last, own, i, lo, "full") for i in (first, second))
         yield from (span for span in _both(scope, lo, first, second, hi) if not span.is_empty)
         done = hi
 
