@@ -88,6 +88,9 @@ GRADIENTS: dict[str, Callable[[], Case]] = {
     "alibi": FORWARD["alibi"],
     "trained alibi": lambda: Case(library.alibi(slopes().requires_grad_()), CAUSAL),
     "sigmoid": FORWARD["sigmoid"],
+    "table f32": FORWARD["table f32"],
+    "sine": FORWARD["sine"],
+    "sum of exponentials": FORWARD["sum of exponentials"],
 }
 
 
