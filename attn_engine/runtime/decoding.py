@@ -22,12 +22,14 @@ FEW, MANY = 16, 1024
 """Up to so many queries over at least so many keys have kernels of their own."""
 ROWS = (16, 32, 64)
 """Of a block of queries: of one head, or of all heads that share keys."""
-PROGRAMS_PER_MULTIPROCESSOR = 2
+PROGRAMS_PER_MULTIPROCESSOR = 1
 PROGRAMS_PER_THREAD = 4
 CPU_KEYS = 1024
 GPU_KEYS = tuple((n, stages) for depths in ((3, 2), (1,)) for n in (64, 32, 16) for stages in depths)
 """Keys of a block and stages, in order of preference: what bounds these kernels is how fast keys and values arrive, and 64 keys
-at a time leave room for several programs on a multiprocessor. Measured on an H200."""
+at a time leave room for two programs on a multiprocessor."""
+DEEPEST = (64, 4)
+"""Preferred where programs are many, and a multiprocessor has the next one when one ends. Both measured on an H200."""
 
 
 class Decoding(NamedTuple):
@@ -71,7 +73,7 @@ def adapted(schedule: Schedule, known: Decoding, target: Target, module: ModuleO
     if not known.few:
         return schedule
     on_host = get_backend(target.backend).on_host
-    blocks = [(CPU_KEYS, 1)] if on_host else GPU_KEYS
+    blocks = [(CPU_KEYS, 1)] if on_host else [*GPU_KEYS] if known.parts else [DEEPEST, *GPU_KEYS]
     found = [KernelSchedule(known.rows, n, 1 if on_host else 4, stages) for n, stages in blocks]
     forward = found[0] if on_host else _fitting(found, schedule.forward, target, module)
     return replace(schedule, forward=forward, programs=fill(target) if known.parts else 0)

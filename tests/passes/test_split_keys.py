@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import attn_engine
+from attn_engine.backends.backend import get_backend
+from attn_engine.frontend.build import build
+from attn_engine.frontend.definition import Definition
 from attn_engine.ir.schedule import KernelSchedule
+from attn_engine.passes.lowering import split_keys
+from attn_engine.runtime import driver
+from attn_engine.runtime.driver import Request
 from tests.fuzz.check import function_of, inputs_of
 from tests.fuzz.grammar import Case, captures_of
 from tests.fuzz.rows import KNOWN
@@ -104,3 +110,16 @@ def test_mods_that_read_their_row_and_packed_sequences() -> None:
 
     for got, want in zip(attended(4), attended(1), strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_no_part_has_more_keys_than_combining_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program would do, but parts of about 30 keys are made."""
+    monkeypatch.setattr(split_keys, "MOST_KEYS", 30)
+    module = build(Definition(), dtype=torch.float32, head_dim=16, head_dim_v=16).module
+    schedule = replace(BLOCKS, programs=1)
+    lowered = driver.to_tile(driver.to_attn(module, ()), Request((), "cpu", schedule), get_backend("cpu"))
+    assert "%least = arith.ceildivsi %skv" in str(lowered)
+    q, k, v = qkv(h=1, sq=1, skv=200)
+    with poisoned_memory(), blocks(schedule):
+        got = attn_engine.compile(backend="cpu")(q, k, v)
+    assert_near("o", got, torch.nn.functional.scaled_dot_product_attention(q, k, v), 1e-5)

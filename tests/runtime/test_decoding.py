@@ -48,10 +48,10 @@ def test_schedules_of_few_queries():
     module = build(Definition(), dtype=torch.bfloat16, head_dim=128, head_dim_v=128).module
     default = default_schedule(H100, module)
     parts = adapted(default, PARTS, H100, module)
-    assert (parts.forward.block_m, parts.programs) == (16, 264)
+    assert (parts.forward.block_m, parts.programs) == (16, 132)
     assert adapted(default, WHOLE, H100, module).programs == 0
     assert adapted(default, Decoding(), H100, module) is default
-    assert parts.dq == default.dq and "programs=264" in parts.pass_options()
+    assert parts.dq == default.dq and "programs=132" in parts.pass_options()
 
 
 def launches(attend: attn_engine.Attention, *tensors: torch.Tensor) -> int:

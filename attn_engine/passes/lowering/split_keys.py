@@ -25,10 +25,13 @@ from attn_engine.passes.lowering.scope import Scope
 PARTS_AHEAD = 4
 """Parts on their way while one is combined: few programs combine, each waits for memory and does little else."""
 
+MOST_KEYS = 4096
+"""Of a part: beyond that, combining more parts costs less than waiting for the last ones does."""
+
 
 @dataclass(frozen=True)
 class Split:
-    """Keys in `parts`, or in as many parts as it takes for about `programs` programs to run."""
+    """Keys in `parts`, or in as many parts as it takes for about `programs` programs to run, each with at most `MOST_KEYS` keys."""
 
     parts: int = 1
     programs: int = 0
@@ -67,6 +70,8 @@ class SplitForwardLowering(ForwardLowering):
             each = scope.add(arith.MuliOp(blocks, operands.heads), "each").result
             each = scope.larger(scope.add(arith.MuliOp(each, operands.batch), "each").result, 1, "each")
             parts = scope.add(arith.CeilDivSIOp(scope.value(self.split.programs), scope.value(each)), "parts").result
+            least = scope.add(arith.CeilDivSIOp(operands.skv, scope.value(MOST_KEYS)), "least").result
+            parts = scope.value(scope.larger(parts, least, "parts"))
             self.parts = scope.value(scope.larger(scope.smaller(parts, key_blocks, "parts"), 1, "parts"))
         else:
             self.parts = scope.value(self.split.parts)
