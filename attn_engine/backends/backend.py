@@ -83,6 +83,8 @@ class Backend:
     """The backend that gradients go to for which this one has no kernels; None if it takes all that it can emit."""
     gradients: tuple[str, ...] = ()
     """Passes for a plan of gradients where there is a `rest`, in place of `pipeline`; without any, all go there."""
+    late: tuple[str, ...] = ()
+    """In place of `gradients`, and tried before them, passes for a kernel of all gradients, whose sums are a step late."""
     ordered: tuple[str, ...] = ()
     """In place of `gradients`, passes whose kernel of all gradients adds up sums in the same order in every run; without any, none does."""
     guard: Callable[[Plan, str, Callable[[], Plan]], Plan] | None = None
@@ -113,7 +115,7 @@ class Backend:
             raise BackendError(f"backend name '{self.name}' is not an identifier")
         if self.level not in tuple(Level):
             raise BackendError(f"backend '{self.name}': level '{self.level}' is none of {', '.join(Level)}")
-        for pass_spec in (*self.pipeline, *self.gradients, *self.ordered):
+        for pass_spec in (*self.pipeline, *self.gradients, *self.late, *self.ordered):
             self._check_pass(pass_spec)
         for part in ("emit", "build", "check"):
             if not callable(getattr(self, part)):

@@ -265,27 +265,16 @@ def _reduce_partial(role: Role, op: products.ReducePartialOp) -> Result:
 
 def _to_fragments(role: Role, op: fragments.ToFragmentsOp) -> Result:
     """Axes: warp, half, row; eight columns, lane, neighbour."""
-    held = role.values[op.value].reshape(4, 2, 8, -1, 4, 2)
-    return [held.permute(0, 2, 4, 3, 1, 5).reshape(fragments.THREADS, -1)]
-
-
-def _add_fragments(role: Role, op: fragments.AddFragmentsOp) -> Result:
-    *lead, row = role.ints(op.indices)
-    held = role.values[op.value].reshape(4, 2, 8, -1, 4, 2).permute(3, 0, 2, 4, 1, 5)
-    rows = role.values[op.target][tuple(lead)][row : row + op.rows]
-    if row < 0 or rows.shape != (op.rows, fragments.TOGETHER):
-        raise AsyncProtocolError(f"fragments are added to rows {row} to {row + op.rows} of {tuple(rows.shape)}")
-    rows.add_(held.reshape(rows.shape))
-    return []
+    rounds = tile.shape_of(op.value)[1] // fragments.COLUMNS
+    held = role.values[op.value].reshape(4, 2, 8, rounds, 4, 2).permute(0, 2, 4, 3, 1, 5)
+    return [held.reshape(fragments.THREADS, -1)]
 
 
 def _from_fragments(role: Role, op: fragments.FromFragmentsOp) -> Result:
-    rows, parts = tile.shape_of(op.result)[0] // fragments.ROWS, op.parts.value.data
-    if op.rounds is not None:
-        held = role.values[op.value].reshape(rows, parts, op.rounds.value.data, 4, 8, 4, 2, 2)
-        return [held.permute(0, 3, 6, 4, 1, 2, 5, 7).reshape(tile.shape_of(op.result))]
-    held = role.values[op.value].reshape(rows, parts, 4, 8, 4, -1, 2, 2)
-    return [held.permute(0, 2, 6, 3, 1, 5, 4, 7).reshape(tile.shape_of(op.result))]
+    rows, columns = tile.shape_of(op.result)
+    parts = op.parts.value.data
+    held = role.values[op.value].reshape(rows // fragments.ROWS, parts, 4, 8, 4, -1, 2, 2)
+    return [held.permute(0, 2, 6, 3, 1, 5, 4, 7).reshape(rows, columns)]
 
 
 _REDUCE: dict[tile.Reduction, Callable[[Tensor, int], Tensor]] = {
@@ -321,7 +310,6 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     products.JoinColumnsOp: _join_columns,
     products.OpaqueZeroOp: _opaque_zero,
     products.ReducePartialOp: _reduce_partial,
-    fragments.AddFragmentsOp: _add_fragments,
     fragments.ToFragmentsOp: _to_fragments,
     fragments.FromFragmentsOp: _from_fragments,
 }

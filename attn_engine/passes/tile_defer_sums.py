@@ -322,7 +322,7 @@ class TileDeferSumsPass(ModulePass):
     plan: str = "backward"
     """The plan whose kernels are changed."""
     registers: int = AsyncSchedule.deferred_registers
-    """Of a consumer's thread, for results and operands of a step's products; with more, sums stay in their step."""
+    """Of a consumer's thread, for results and operands of a step's products; with more there is no such kernel."""
     in_place: bool = True
     """Whether the product starts, and is added, where that of the step itself was, not around the first arithmetic."""
 
@@ -330,5 +330,7 @@ class TileDeferSumsPass(ModulePass):
         for roles in roles_of(op, self.plan):
             consumer = roles.bodies[0].block
             steps = role_steps(consumer)
-            if all(len(_sums(body)) == 1 and _registers(body) <= self.registers for body in steps):
+            if all(len(_sums(body)) == 1 for body in steps):
+                if any(_registers(body) > self.registers for body in steps):
+                    raise AsyncUnsupportedError("its steps leave no registers for sums of the step before")
                 defer(consumer, self.in_place)

@@ -16,6 +16,7 @@ from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async import RolesOp
 from attn_engine.dialects.tile_async_copy import (
     AsyncReduceAddOp,
+    AsyncStoreOp,
     AsyncStoreWaitOp,
     BarrierArriveOp,
     BarrierWaitOp,
@@ -27,11 +28,11 @@ from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
 from attn_engine.passes.hopper.edit import After, Before, Signature
-from attn_engine.passes.hopper.own_steps import has_own_steps, number_of
 from attn_engine.passes.hopper.role_steps import count_of
-from attn_engine.passes.hopper.slicing import Slice
+from attn_engine.passes.hopper.slicing import Slice, depends_on
 from attn_engine.passes.hopper.steps import kernels_at_async_level, launched
 from attn_engine.passes.lowering.scope import Scope
+from attn_engine.passes.simplify_constants import constant_of
 
 _IN_NO_ORDER = (tile.AtomicAddOp, tile.ScatterAddOp, tile.AddDiagonalsOp)
 
@@ -50,7 +51,7 @@ class _Turns:
         consumer = self.roles.bodies[0].block
         adds = [op for op in consumer.walk() if isinstance(op, AsyncReduceAddOp)]
         number = _number(consumer)
-        _check(consumer, adds)
+        _check(consumer, adds, number)
         self._captures(adds[0])
         body = self._adder(consumer, adds, number)
         for add in adds:
@@ -159,17 +160,27 @@ class _Turns:
 
 
 def _number(consumer: Block) -> SSAValue:
-    number = number_of(consumer)
-    if number is None:
-        raise AsyncUnsupportedError("its programs do not say which block they own")
-    return number
+    """Which block of rows a program owns, from where its results are stored."""
+    store = next((op for op in consumer.ops if isinstance(op, AsyncStoreOp)), None)
+    if store is not None:
+        work = [store.coordinates[2]]
+        while work:
+            owner = work.pop().owner
+            if isinstance(owner, arith.MuliOp) and isinstance(constant_of(owner.rhs), int) and owner.lhs.type == i32:
+                if not isinstance(owner.lhs, BlockArgument):
+                    return owner.lhs
+            elif isinstance(owner, arith.AddiOp):
+                work += owner.operands
+    raise AsyncUnsupportedError("its programs do not say which block they own")
 
 
-def _check(consumer: Block, adds: Sequence[AsyncReduceAddOp]) -> None:
+def _check(consumer: Block, adds: Sequence[AsyncReduceAddOp], number: SSAValue) -> None:
     """Every program adds to every block, and nothing is added in another way."""
     if not adds:
         raise AsyncUnsupportedError("it adds nothing to memory in the order of its steps")
-    if has_own_steps(consumer):
+    own = depends_on(consumer, number)
+    bounds = [bound for op in consumer.walk() if isinstance(op, scf.ForOp) for bound in (op.lb, op.ub)]
+    if any(bound in own for bound in bounds) or any(isinstance(op, scf.IfOp | scf.WhileOp) for op in consumer.walk()):
         raise AsyncUnsupportedError("its programs do not go through all blocks")
     for add in adds:
         loop = add.parent_op()

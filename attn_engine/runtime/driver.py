@@ -258,7 +258,12 @@ def _part(function: func.FuncOp, request: Request, backend: Backend, rest: Backe
     def shorter(reason: str = "") -> Part:
         return _gradients(function, gradients, request, backend, without, fused=True, steps=2)
 
-    return _gradients(function, gradients, request, backend, shorter, fused=True)
+    def in_step(reason: str = "") -> Part:
+        return _gradients(function, gradients, request, backend, shorter, fused=True)
+
+    if not backend.late or gradients.grad_captures:
+        return in_step()
+    return _gradients(function, gradients, request, replace(backend, gradients=backend.late), in_step, fused=True)
 
 
 def _leaving(op: attn.BackwardOp, request: Request) -> list[int]:

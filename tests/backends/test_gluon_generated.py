@@ -222,14 +222,16 @@ def test_dk_and_dv_are_scheduled_without_a_spill_in_the_loop(d: int):
 
 
 # Five products: scores and their gradients D/16 each, dk and dv a sixteenth of the queries, dq 8 of 128 keys. A consumer
-# holds two loops of them, and the scores of the first step. With 64 channels a step has 128 queries, of two instructions each.
+# holds two loops of them, and the scores of the first step; dq of the last step where it is a step late. With 64 channels
+# a step has 128 queries, of two instructions each.
 @pytest.mark.parametrize(("d", "queries"), [(128, 64), (64, 128)])
 def test_fused_gradients_are_scheduled_with_few_spills_in_the_loop(d: int, queries: int):
     compiled = gradients(Definition(mask_mod=library.causal), d, "backward_dkdv", fused=True)
-    assert compiled.products == 2 * (2 * (2 * d // 16 + 2 * queries // 16 + 8) + d // 16)
+    late = int(d == 128)
+    assert compiled.products == 2 * (2 * (2 * d // 16 + 2 * queries // 16 + 8) + d // 16 + 8 * late)
     assert compiled.warnings == ()
     assert compiled.shared <= 227 * 1024
-    assert compiled.sass.count("UTMAREDG") == 2 * 2
+    assert compiled.sass.count("UTMAREDG") == 2 * (2 + late)
     assert len(compiled.loops()) == 4
     assert compiled.spilled_bytes < (256 if d == 128 else 1024)
     moved = [sum("LDL" in text or "STL" in text for text in loop) for loop in compiled.loops()]
@@ -245,9 +247,10 @@ def test_sums_of_dq_leave_in_pieces_of_sixteen_bytes():
 
 
 def test_fused_gradients_fall_back_to_two_kernels():
-    fused = parts(Definition(), fused=True)[1]
+    late = parts(Definition(), fused=True)[1]
+    fused = late.plain() if late.plain is not None else late
     apart = fused.plain() if fused.plain is not None else fused
-    assert "async_reduce_add" in str(fused.tiles)
+    assert str(late.tiles).count("async_reduce_add") > str(fused.tiles).count("async_reduce_add") > 0
     assert apart.backend.name == "gluon" and "@backward_dq(" in str(apart.tiles)
     shorter = apart.plain() if apart.plain is not None else apart
     assert shorter.plain is not None and shorter.plain().backend.name == "triton"

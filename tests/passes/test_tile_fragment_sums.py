@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp, TensorType, f16, f32, i32
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import ModuleOp, TensorType, f32
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.test_value import create_ssa_value
 
 from attn_engine import pipelines
 from attn_engine.backends.gluon.legalize import GRADIENTS
-from attn_engine.dialects.tile import GlobalType
-from attn_engine.dialects.tile_async_fragments import AddFragmentsOp, FromFragmentsOp, ToFragmentsOp
+from attn_engine.dialects.tile_async_fragments import FromFragmentsOp, ToFragmentsOp
+from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.interpreters import tile, tile_async
 from attn_engine.interpreters.tile_async_order import AsyncProtocolError
 from attn_engine.interpreters.tile_async_rules import RULES
+from attn_engine.passes import tile_defer_sums
 from attn_engine.runtime import driver
 from tests.passes.test_tile_async_backward import DEFINITIONS, Compiled, D, build, problem
 
@@ -29,18 +29,9 @@ BEYOND = "arith.constant 134217728"
 """The row to which the first step adds the sum of none before it."""
 
 
-def run(
-    op: ToFragmentsOp | FromFragmentsOp | AddFragmentsOp, value: Tensor, memory: Tensor | None = None, row: int = 0
-) -> Any:
-    values: dict[SSAValue, Tensor | None] = {op.value: value}
-    if isinstance(op, AddFragmentsOp):
-        values[op.target] = memory
-
-    def ints(_: object) -> tuple[int, int, int]:
-        return 0, 1, row
-
-    role: Any = SimpleNamespace(values=values, ints=ints)
-    return next(iter(RULES[type(op)](role, op)), None)
+def run(op: ToFragmentsOp | FromFragmentsOp, value: Tensor) -> Tensor:
+    role: Any = SimpleNamespace(values={op.value: value})
+    return RULES[type(op)](role, op)[0]
 
 
 @pytest.mark.parametrize("columns", [8, 32, 64])
@@ -66,54 +57,6 @@ def test_tiles_come_back_from_their_fragments(rows: int, parts: int):
     back = FromFragmentsOp(create_ssa_value(TensorType(f32, [rows * 2 * parts, 8])), parts)
     back.verify()
     assert torch.equal(run(back, torch.cat(blocks)), whole)
-
-
-@pytest.mark.parametrize("columns", [8, 32, 64])
-def test_the_law_of_rounds(columns: int):
-    """Sixteen bytes of a thread, beside those of its neighbours."""
-    value = torch.arange(64.0 * columns).reshape(64, columns)
-    memory = torch.zeros(1, 2, columns, 128)
-    add = adding(columns, memory)
-    run(add, value, memory)
-    for j in range(columns // 8):
-        for thread in range(128):
-            warp, lane = divmod(thread, 32)
-            row, column = 16 * warp + lane // 4, 8 * j + 2 * (lane % 4)
-            want = [value[row + 8 * h, column + e] for h in range(2) for e in range(2)]
-            assert memory[0, 1, 4 * j + warp, 4 * lane : 4 * lane + 4].tolist() == want
-
-
-def adding(columns: int, memory: Tensor) -> AddFragmentsOp:
-    value = create_ssa_value(TensorType(f32, [64, columns]))
-    return AddFragmentsOp(value, create_ssa_value(GlobalType(memory.ndim, f32)), [create_ssa_value(i32)] * 3)
-
-
-@pytest.mark.parametrize("row", [-4, 8, 12])
-def test_fragments_are_added_where_memory_is(row: int):
-    memory = torch.zeros(1, 2, 8, 128)
-    with pytest.raises(AsyncProtocolError, match="are added to rows"):
-        run(adding(16, memory), torch.ones(64, 16), memory, row)
-
-
-def test_fragments_are_added_in_full_precision():
-    value, memory = (create_ssa_value(type_) for type_ in (TensorType(f32, [64, 16]), GlobalType(4, f16)))
-    with pytest.raises(VerifyException, match="added in f32"):
-        AddFragmentsOp(value, memory, [create_ssa_value(i32)] * 3).verify()
-    with pytest.raises(VerifyException, match="2 indices say no row"):
-        AddFragmentsOp(value, create_ssa_value(GlobalType(4, f32)), [create_ssa_value(i32)] * 2).verify()
-
-
-@pytest.mark.parametrize(("rows", "parts"), [(64, 1), (64, 2), (192, 3)])
-def test_tiles_come_back_from_their_rounds(rows: int, parts: int):
-    whole, blocks = torch.randn(rows, parts * 16), list[Tensor]()
-    for place in range(rows // 64 * parts):
-        row, column = divmod(place, parts)
-        blocks.append(torch.zeros(1, 2, 8, 128))
-        run(adding(16, blocks[-1]), whole[64 * row : 64 * row + 64, 16 * column : 16 * column + 16], blocks[-1])
-    held = torch.cat([b[0, 1] for b in blocks])
-    back = FromFragmentsOp(create_ssa_value(TensorType(f32, list(held.shape))), parts, 2)
-    back.verify()
-    assert torch.equal(run(back, held), whole)
 
 
 def test_fragments_are_of_whole_products():
@@ -186,17 +129,11 @@ def late(**options: str) -> tuple[str, ...]:
     return tuple(changed.get(p.partition("{")[0], p) for p in GRADIENTS)
 
 
-DIRECT = "tile-fragment-sums{direct=true}"
-
-
-@pytest.mark.parametrize("dkdv", ["64,128,8,2", "128,128,8,2"])
-@pytest.mark.parametrize("without", [(), ("tile-rotate-steps", "tile-start-products")])
-def test_threads_add_what_they_hold(without: tuple[str, ...], dkdv: str):
-    """No slot is left that sums would leave through; what the step reads is still fenced before it is released."""
-    passes = [DIRECT if p == "tile-fragment-sums" else p for p in order("as by default", *without)]
-    made = lower("full", dkdv, tuple(passes))
-    text = str(made.scheduled)
-    assert "tile.add_fragments" in text and "dq_passed" not in text and "async_reduce_add" not in text
+def test_sums_may_be_a_step_late():
+    """Where what consumers share has a slot to spare, the product of the step before stands in front of dk's."""
+    made = lower("causal", "64,128,8,2", late())
+    assert "%x_passed = tile.ring : !tile.buffer<3x128x64xf16, shared>" in str(made.scheduled)
+    assert BEYOND in str(made.scheduled)
     agree(made, HEADS, SIZES)
 
 
@@ -207,21 +144,25 @@ def test_sums_of_two_slots_may_be_late(name: str, dkdv: str):
     passes = late(
         tile_pipeline_steps="tile-pipeline-steps",
         tile_rotate_steps="tile-rotate-steps{in_flight=3}",
-        tile_fragment_sums=f"tile-defer-sums,{DIRECT}",
     )
     made = lower(name, dkdv, passes)
     text = str(made.scheduled)
     assert BEYOND in text and "%x_passed = tile.ring : !tile.buffer<2x" in text
-    assert ("add_fragments" in text) == (name == "full") == ("dq_passed" not in text)
     agree(made, HEADS, SIZES)
 
 
-def test_sums_may_be_a_step_late():
-    """Where what consumers share has a slot to spare, the product of the step before stands in front of dk's."""
-    made = lower("causal", "64,128,8,2", late())
-    assert "%x_passed = tile.ring : !tile.buffer<3x128x64xf16, shared>" in str(made.scheduled)
-    assert BEYOND in str(made.scheduled)
-    agree(made, HEADS, SIZES)
+def test_two_slots_are_not_written_before_they_are_read(monkeypatch: pytest.MonkeyPatch):
+    """Or the test above would say nothing."""
+    monkeypatch.setattr(tile_defer_sums, "_write_late", lambda _: None)
+    made = lower("causal", "64,128,8,2", late(tile_pipeline_steps="tile-pipeline-steps"))
+    with pytest.raises(AsyncProtocolError):
+        for _ in range(4):
+            agree(made, HEADS, SIZES)
+
+
+def test_sums_that_leave_no_registers_are_not_late():
+    with pytest.raises(AsyncUnsupportedError, match="leave no registers"):
+        lower("causal", "64,128,8,2", late(tile_fragment_sums="tile-defer-sums{registers=95},tile-fragment-sums"))
 
 
 @pytest.mark.parametrize("processors", [1, 7, 24])

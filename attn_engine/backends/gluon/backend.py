@@ -5,7 +5,7 @@ from attn_engine.backends.gluon.build import build, check
 from attn_engine.backends.gluon.emit import emit
 from attn_engine.backends.gluon.examine import examine
 from attn_engine.backends.gluon.guard import Guarded
-from attn_engine.backends.gluon.legalize import CHANNELS, GRADIENTS, LEGALIZE, ORDERED, PREPARE, RELAX, SCHEDULE
+from attn_engine.backends.gluon.legalize import CHANNELS, GRADIENTS, LATE, LEGALIZE, ORDERED, PREPARE, RELAX, SCHEDULE
 
 BACKEND = Backend(
     name="gluon",
@@ -17,6 +17,7 @@ BACKEND = Backend(
     examine=examine,
     rest="triton",
     gradients=(*RELAX, *GRADIENTS, *LEGALIZE),
+    late=(*RELAX, *LATE, *LEGALIZE),
     ordered=(*RELAX, *ORDERED, *LEGALIZE),
     guard=Guarded,
     fuses=True,

@@ -65,6 +65,15 @@ GRADIENTS = (
 )
 """The kernels of the backward to the async level."""
 
+_LATE = {
+    "tile-pipeline-steps": ("tile-pipeline-steps{stages=2 spare=true}",),
+    "tile-overlap-products": ("tile-overlap-products{late_sums=true in_flight=0}",),
+    "tile-rotate-steps": ("tile-rotate-steps{last=true}",),
+    "tile-fragment-sums": ("tile-defer-sums", "tile-fragment-sums"),
+}
+LATE = tuple(spec for each in GRADIENTS for spec in _LATE.get(each, (each,)))
+"""Those of a kernel of all gradients: a step multiplies, and adds, the sums of dq of the step before."""
+
 ORDERED = tuple(
     spec for each in GRADIENTS for spec in ((each, "tile-order-sums") if each == "tile-fragment-sums" else (each,))
 )

@@ -239,22 +239,12 @@ def _to_fragments(printer: FunctionPrinter, op: fragments.ToFragmentsOp) -> None
     printer.assign(op, f"{held}.reshape([{rows}, {columns}])")
 
 
-def _add_fragments(printer: FunctionPrinter, op: fragments.AddFragmentsOp) -> None:
-    base, indices = printer.text(op.target), [f"gl.cast({text}, gl.int64)" for text in printer.texts(op.indices)]
-    strides = [*printer.strides[base][: len(indices) - 1], str(fragments.TOGETHER)]
-    place = " + ".join([base, *(f"{index} * {stride}" for index, stride in zip(indices, strides, strict=True))])
-    count = tile.shape_of(op.value)[1] * fragments.ROWS // fragments.THREADS
-    printer.writer.line(f"add_fragments({place}, {printer.tile(op.value)}, {count})")
-
-
 def _from_fragments(printer: FunctionPrinter, op: fragments.FromFragmentsOp) -> None:
-    (rows, columns), parts = tile.shape_of(op.result), op.parts.value.data
+    rows, columns = tile.shape_of(op.result)
+    parts = op.parts.value.data
     rounds = columns // (parts * fragments.COLUMNS)
-    axes, order = f"4, 8, 4, {rounds}, 2, 2", "0, 2, 6, 3, 1, 5, 4, 7"
-    if op.rounds is not None:
-        axes, order = f"{rounds}, 4, 8, 4, 2, 2", "0, 3, 6, 4, 1, 2, 5, 7"
-    held = f"{printer.tile(op.value)}.reshape([{rows // fragments.ROWS}, {parts}, {axes}])"
-    text = f"{held}.permute(({order})).reshape([{rows}, {columns}])"
+    held = f"{printer.tile(op.value)}.reshape([{rows // fragments.ROWS}, {parts}, 4, 8, 4, {rounds}, 2, 2])"
+    text = f"{held}.permute((0, 2, 6, 3, 1, 5, 4, 7)).reshape([{rows}, {columns}])"
     printer.assign(op, f"gl.convert_layout({text}, {printer.layout(printer.layout_of(op.result))})")
 
 
@@ -323,7 +313,6 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     products.PinOp: _pin,
     products.SplitColumnsOp: _split_columns,
     products.JoinColumnsOp: _join_columns,
-    fragments.AddFragmentsOp: _add_fragments,
     fragments.ToFragmentsOp: _to_fragments,
     fragments.FromFragmentsOp: _from_fragments,
     products.OpaqueZeroOp: _opaque_zero,

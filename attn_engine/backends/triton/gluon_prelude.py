@@ -83,35 +83,6 @@ def add_diagonals(value, place, text: gl.constexpr, constraints: gl.constexpr):
     gl.inline_asm_elementwise(text, constraints, [value, place], dtype=gl.float32, is_pure=False, pack=32)
 
 
-@gluon.constexpr_function
-def _adds(count):
-    """Four numbers at a time, a round of a warpgroup's threads behind the last one."""
-    places, values = count // 4, count // 4 + count
-    text = "".join(f"mov.b32 ${n}, 0;" for n in range(places))
-    for n in range(0, count, 4):
-        four = ", ".join(f"${values + n + k}" for k in range(4))
-        text += f"red.relaxed.gpu.global.add.v4.f32 [${places} + {512 * n}], {{{four}}};"
-    return text
-
-
-@gluon.constexpr_function
-def _adds_constraints(count):
-    return ",".join(["=r"] * (count // 4) + ["l"] * count + ["f"] * count)
-
-
-@gluon.jit
-def add_fragments(place, value, count: gl.constexpr):
-    """Adds what the threads of a warpgroup hold of a product to memory; all numbers of a thread have the place of the first."""
-    layout: gl.constexpr = value.type.layout
-    row = gl.arange(0, 64, gl.SliceLayout(1, layout))[:, None]
-    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))[None, :]
-    thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
-    places = gl.cast(place + thread * 4, gl.int64, bitcast=True)
-    gl.inline_asm_elementwise(
-        _adds(count), _adds_constraints(count), [places, value], dtype=gl.int8, is_pure=False, pack=count
-    )
-
-
 # Every thread of the role looks; the one whose copies have reached memory passes the turn on, and with it what it knows of them.
 AWAIT_TURN = gl.constexpr(
     "{ .reg .pred p; .reg .b32 v; look: ld.acquire.gpu.global.b32 v, [$1]; setp.lt.s32 p, v, $2; @p bra look;"

@@ -1,6 +1,5 @@
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-fragment-sums | filecheck %s
 // RUN: attn-opt -f mlir %S/Inputs/fused.ir -p 'tile-stage-maps,tile-start-products,tile-pipeline-steps{spare=true},tile-split-roles,tile-overlap-products,tile-rotate-steps,tile-defer-sums,tile-fragment-sums' | filecheck %s --check-prefix DEFER
-// RUN: attn-opt -f mlir %S/Inputs/fused.ir -p 'tile-stage-maps,tile-start-products,tile-pipeline-steps,tile-split-roles,tile-fragment-sums{direct=true}' | filecheck %s --check-prefix DIRECT
 
 // Two consumers add 64 x 8 each: fragments of 128 threads with 4 numbers each, two blocks beside each other.
 
@@ -37,14 +36,3 @@
 // DEFER: tile.to_fragments
 // DEFER: tile.async_reduce_add {{.*}}, %dq_sums_copies_1[%b, {{.*}}, %fragment{{.*}}, %c0{{.*}}]
 // DEFER-NOT: tile.async_reduce_add
-
-// Without slots threads add what they hold, and the rings go.
-
-// DIRECT-LABEL: tile.kernel @backward_dkdv
-// DIRECT-NOT: dq_passed
-// DIRECT: [[DQ:%.*]] = tile.wait 0, %pending_4
-// DIRECT-NOT: tile.write
-// DIRECT: [[ROW:%.*]] = arith.muli %number_1, %c4
-// DIRECT-NEXT: tile.add_fragments [[DQ]], %dq_sums_copies_1[%b, %h_1, [[ROW]]] : tensor<64x8xf32>, !tile.global<4 x f32>
-// DIRECT: tile.from_fragments {{%.*}} parts 2 rounds 1 : tensor<8x128xf32> -> tensor<64x16xf32>
-// DIRECT: tile.alloc(%batch, %heads, {{%.*}}, %c128{{.*}})
