@@ -14,6 +14,8 @@ from attn_engine.dialects.tile_buffer_map import BufferMapOp
 from attn_engine.dialects.tile_buffer_memory import CopyOp, buffer_type, is_fragment
 from attn_engine.dialects.tile_types import BufferType
 
+ROWS_OF_A_WARP = 16
+
 
 def is_tile(value: SSAValue) -> bool:
     return isinstance(value.type, BufferType) and is_fragment(value) and len(buffer_type(value).get_shape()) > 1
@@ -51,3 +53,8 @@ class Tiles:
         """Whether warps share the columns of a tile."""
         product = self.products.get(self.alike[value])
         return product is not None and product.split is not None and product.split.data is not Split.ROWS
+
+    def has_alternating_rows(self, value: SSAValue, threads: int) -> bool:
+        """Whether the rows of a tile are more than warps hold at a time: each has some here and some further down."""
+        rows = buffer_type(value).get_shape()[0]
+        return self.alike[value] in self.products and rows > ROWS_OF_A_WARP * (threads // 32)

@@ -58,7 +58,7 @@ class _Use:
         return _PER_LOOP**depth
 
 
-def _is_vector(value: SSAValue) -> bool:
+def is_vector(value: SSAValue) -> bool:
     return isinstance(value.type, BufferType) and is_fragment(value) and len(buffer_type(value).get_shape()) == 1
 
 
@@ -68,21 +68,21 @@ def _uses(kernel: tile.KernelOp) -> Iterator[_Use]:
         if isinstance(op, Elementwise) and len(op.shape) > 1:
             sizes = tiles.sizes(op.shape, filter(is_tile, op.operands))
             for place, (value, axes) in enumerate(zip(op.inputs, tile.axes_of(op.axes), strict=True)):
-                if _is_vector(value):
+                if is_vector(value):
                     yield _Use(op, value, axes[0], sizes, place)
         elif isinstance(op, BufferReduceOp):
             sizes = tiles.sizes(buffer_type(op.source).get_shape(), filter(is_tile, [op.source]))
             yield _Use(op, op.target, 1 - op.axis.value.data, sizes)
 
 
-def _alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
+def vectors_alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
     """Vectors that threads hold in the same way, for one is computed from the other element by element."""
     found: UnionFind[SSAValue] = UnionFind()
     for op in kernel.walk():
         match op:
             case BufferMapOp() if len(op.shape) == 1:
-                found.union(*filter(_is_vector, (*op.inputs, *op.outputs)))
-            case CopyOp() | BufferScanOp() if _is_vector(op.source) and _is_vector(op.target):
+                found.union(*filter(is_vector, (*op.inputs, *op.outputs)))
+            case CopyOp() | BufferScanOp() if is_vector(op.source) and is_vector(op.target):
                 found.union(op.source, op.target)
             case _:
                 pass
@@ -91,7 +91,7 @@ def _alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
 
 def _crossing(kernel: tile.KernelOp) -> dict[SSAValue, list[_Use]]:
     """By one vector of them: the uses of vectors that are held alike and lie along both axes."""
-    alike, classes = _alike(kernel), dict[SSAValue, list[_Use]]()
+    alike, classes = vectors_alike(kernel), dict[SSAValue, list[_Use]]()
     for use in _uses(kernel):
         classes.setdefault(alike[use.vector], []).append(use)
     return {vector: uses for vector, uses in classes.items() if len({use.along for use in uses}) > 1}
@@ -109,10 +109,10 @@ def _is_only_loaded(vector: SSAValue) -> bool:
 
 def _move_loaded(kernel: tile.KernelOp) -> None:
     """Loaded vectors of crossing classes lie in shared memory, where each thread reads what it needs."""
-    alike, crossing = _alike(kernel), _crossing(kernel)
+    alike, crossing = vectors_alike(kernel), _crossing(kernel)
     for alloc in [op for op in kernel.body.walk() if isinstance(op, BufferAllocOp)]:
         vector = alloc.result
-        if _is_vector(vector) and alike[vector] in crossing and _is_only_loaded(vector):
+        if is_vector(vector) and alike[vector] in crossing and _is_only_loaded(vector):
             Rewriter.replace_op(alloc, shared_like(vector, vector.name_hint))
 
 
