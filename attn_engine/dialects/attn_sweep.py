@@ -121,7 +121,8 @@ class TokenGradientsOp(IRDLOperation):
     ```
 
     Those sums cancel, more so the longer they are. With `ends` [B, H, slots] they go to the end of the segment of t alone,
-    and the sum of states times their gradients before the next segment stands for what follows.
+    and the sum of states times their gradients before the next segment stands for what follows. That sum is known where a
+    segment starts, too (0 where a sequence does, if they are all `fresh` and have no initial state): errors are held against it.
 
     ```
     %dg = attn.token_gradients p %p n %n decay %g : p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32>
@@ -138,13 +139,14 @@ class TokenGradientsOp(IRDLOperation):
     bounds = opt_operand_def(TensorType)
     ends = opt_operand_def(TensorType)
     segment = opt_prop_def(IntegerAttr[I64])
+    fresh = opt_prop_def(UnitAttr)
     d_decay = opt_result_def(TensorType)
     d_weight = opt_result_def(TensorType)
     irdl_options = (AttrSizedOperandSegments(as_property=True), AttrSizedResultSegments(as_property=True))
     traits = traits_def(Pure())
     assembly_format = (
         "(`r` $r^)? (`p` $p^)? (`n` $n^)? (`decay` $decay^)? (`states` $states^)? (`bounds` $bounds^)? (`ends` $ends^)?"
-        " (`segment` $segment^)? attr-dict"
+        " (`segment` $segment^)? (`fresh` $fresh^)? attr-dict"
         " `:` (`r` type($r)^)? (`p` type($p)^)? (`n` type($n)^)? (`decay` type($decay)^)? (`states` type($states)^)?"
         " (`bounds` type($bounds)^)? (`ends` type($ends)^)? `->` (`decay` type($d_decay)^)? (`weight` type($d_weight)^)?"
     )

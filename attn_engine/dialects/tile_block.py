@@ -1,4 +1,4 @@
-"""The value level of the ``tile`` dialect through descriptors: whole blocks, bounded by the tensor itself."""
+"""The value level of the ``tile`` dialect in whole blocks: through descriptors, bounded by the tensor, and set aside in private."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, result_def
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
 from xdsl.utils.exceptions import VerifyException
 
-from attn_engine.dialects.tile_base import element_of, shape_of, tile_type
+from attn_engine.dialects.tile_base import GlobalType, element_of, shape_of, tile_type
 from attn_engine.dialects.tile_types import DescriptorType
 
 EARLY_COPIES = "early_copies"
@@ -80,4 +80,61 @@ class StoreBlockOp(IRDLOperation):
         _check(self.target, self.coordinates, self.value.type)
 
 
-BLOCK_OPS: list[type[Operation]] = [LoadBlockOp, StoreBlockOp]
+def _check_place(memory: SSAValue, indices: Sequence[SSAValue], tile: Attribute) -> None:
+    assert isinstance(memory.type, GlobalType)
+    if len(indices) != memory.type.rank.data:
+        raise VerifyException(f"{memory.type} needs {memory.type.rank.data} indices, got {len(indices)}")
+    if len(shape_of(tile)) != 2 or element_of(tile) != memory.type.element_type:
+        raise VerifyException(f"{tile} is no matrix of what {memory.type} holds")
+
+
+@irdl_op_definition
+class SetAsideOp(IRDLOperation):
+    """Writes all numbers of a tile one after the other, from a place of the memory's last axis on, in an order of the backend's.
+
+    A tile of the same shape takes them back with `tile.take_back`. Nothing else can know what is where: so each thread may
+    write what it holds.
+
+    ```
+    tile.set_aside %s, %kept[%b, %h, %slot, %first] : tensor<128x64xbf16>, !tile.global<4 x bf16>
+    ```
+    """
+
+    name = "tile.set_aside"
+    value = operand_def(TensorType)
+    target = operand_def(GlobalType)
+    indices = var_operand_def(i32)
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `,` $target `[` $indices `]` attr-dict `:` type($value) `,` type($target)"
+
+    def __init__(self, value: SSAValue | Operation, target: SSAValue, indices: Sequence[SSAValue | Operation]):
+        super().__init__(operands=[value, target, list(indices)])
+
+    def verify_(self) -> None:
+        _check_place(self.target, self.indices, self.value.type)
+
+
+@irdl_op_definition
+class TakeBackOp(IRDLOperation):
+    """Reads a tile that `tile.set_aside` has written there, in the same shape.
+
+    ```
+    %s = tile.take_back %kept[%b, %h, %slot, %first] : !tile.global<4 x bf16> -> tensor<128x64xbf16>
+    ```
+    """
+
+    name = "tile.take_back"
+    source = operand_def(GlobalType)
+    indices = var_operand_def(i32)
+    result = result_def(TensorType)
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$source `[` $indices `]` attr-dict `:` type($source) `->` type($result)"
+
+    def __init__(self, source: SSAValue, indices: Sequence[SSAValue | Operation], result: Attribute):
+        super().__init__(operands=[source, list(indices)], result_types=[result])
+
+    def verify_(self) -> None:
+        _check_place(self.source, self.indices, self.result.type)
+
+
+BLOCK_OPS: list[type[Operation]] = [LoadBlockOp, StoreBlockOp, SetAsideOp, TakeBackOp]

@@ -18,7 +18,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_memory import DescribeOp
-from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_block import LoadBlockOp, SetAsideOp, StoreBlockOp, TakeBackOp
 from attn_engine.dialects.tile_flag import AwaitOp, SignalOp
 from attn_engine.errors import UnsupportedOpError
 from attn_engine.interpreters import tile_block, tile_memory
@@ -366,6 +366,8 @@ _RULES: dict[type[Operation], Callable[..., Sequence[Tensor]]] = {
     AwaitOp: _await,
     LoadBlockOp: tile_block.load_block,
     StoreBlockOp: tile_block.store_block,
+    SetAsideOp: tile_block.set_aside,
+    TakeBackOp: tile_block.take_back,
     tile.AtomicAddOp: _atomic_add,
     tile.AddDiagonalsOp: _add_diagonals,
     tile.LoadDiagonalsOp: _load_diagonals,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_async_memory import DescribeOp
-from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_block import LoadBlockOp, SetAsideOp, StoreBlockOp, TakeBackOp
 from attn_engine.dialects.tile_types import DescriptorType
 from attn_engine.interpreters.tile_memory import Window
 
@@ -61,3 +61,21 @@ def store_block(machine: Machine, op: StoreBlockOp) -> Sequence[Tensor]:
         machine.owners.claim(op, blocks.tensor, access, machine.program_number)
         access.of(blocks.tensor).copy_(machine.values[op.value][access.tile])
     return []
+
+
+def _aside(machine: Machine, memory: Tensor, indices: Sequence[int], shape: Sequence[int]) -> Window:
+    count = shape[0] * shape[1]
+    return Window((*indices[:-1], slice(indices[-1], indices[-1] + count)), (slice(0, count),), (0,))
+
+
+def set_aside(machine: Machine, op: SetAsideOp) -> Sequence[Tensor]:
+    memory, value = machine.values[op.target], machine.values[op.value]
+    access = _aside(machine, memory, machine.ints(op.indices), value.shape)
+    machine.owners.claim(op, memory, access, machine.program_number)
+    access.of(memory).copy_(value.flatten())
+    return []
+
+
+def take_back(machine: Machine, op: TakeBackOp) -> Sequence[Tensor]:
+    memory, shape = machine.values[op.source], tile.shape_of(op.result)
+    return [_aside(machine, memory, machine.ints(op.indices), shape).of(memory).reshape(shape).clone()]

@@ -248,7 +248,10 @@ class Adjoint:
         gradients = attn.TokenGradientsOp(
             operands=[r, p, n, decay, states, a.get("bounds"), self.ends],
             result_types=wanted,
-            properties={"segment": None if self.ends is None else IntegerAttr(self.segment, i64)},
+            properties={
+                "segment": None if self.ends is None else IntegerAttr(self.segment, i64),
+                "fresh": None if self.ends is None or self.op.initial is not None else UnitAttr(),
+            },
         )
         self.block.add_op(gradients)
         for result, name in zip(gradients.results, names, strict=True):
@@ -271,11 +274,14 @@ class AttnDeriveRecurrenceBackwardPass(ModulePass):
     %d_q, %p, %kept = attn.sweep %d_o, %v, %k scale %scale decay %g dot %q segment 256   S_t do_t, with the states turned
     %d_k, %n, %ends = attn.sweep %v, %d_o, %q scale %scale decay %g dot %k meets %kept segment 256 reverse whole
     %d_v            = attn.sweep %k, %q, %d_o scale %scale decay %g reverse
-    %d_decay        = attn.token_gradients p %p n %n decay %g ends %ends segment 256   sum_{s >= t} (q_s dq_s - k_s dk_s)
+    %d_decay        = attn.token_gradients p %p n %n decay %g ends %ends segment 256 fresh
+                      sum_{s >= t} (q_s dq_s - k_s dk_s)
     ```
 
     The last sum cancels: of a log decay that forgets fast, later tokens would leave nothing but their rounding errors. It
-    goes to the end of a segment only, and both of its parts come of the same rounded products. What is beyond is the sum of the state there times its gradient, both of which sweeps have.
+    goes to the end of a segment only, and both of its parts come of products that round alike. What is beyond is the sum of
+    the state there times its gradient, both of which sweeps have. That is known at both ends of a segment, and so is by how
+    much errors have added up in between.
 
     A log decay per channel gets its gradient from `attn.channel_gradients`, channel by channel of q dq - k dk. With the
     delta rule, which is not linear in k, all gradients come from `attn.delta_backward`.

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_block import StoreBlockOp
+from attn_engine.dialects.tile_block import SetAsideOp, StoreBlockOp
 from attn_engine.errors import PassError
 from attn_engine.passes.lowering.scope import Scope
 from attn_engine.passes.meeting_programs import Add, meetings
@@ -182,7 +182,7 @@ class Kernels:
             peak = _argument(kernel, found.peak, "peak")
             for add in found.adds:
                 _raise_peak(copies[add.op], peak)
-        writes = (tile.StoreOp, StoreBlockOp, tile.AtomicAddOp, tile.ScatterAddOp)
+        writes = (tile.StoreOp, StoreBlockOp, SetAsideOp, tile.AtomicAddOp, tile.ScatterAddOp)
         for op in [o for o in kernel.walk() if isinstance(o, writes)]:
             op.detach()
             op.erase()

@@ -29,18 +29,20 @@ def empty(*like):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "dtype", "schedule"),
+    ("tokens", "dtype", "value", "schedule"),
     [
-        (70, torch.float32, {}),
-        (100, torch.float32, {"pieces": 2}),
-        (65, torch.float16, {}),
-        (100, torch.float32, {"descriptors": True, "turned": True, "pieces": 2, "chained": True}),
-        (100, torch.float16, {"descriptors": True, "pieces": 2, "turned": True}),
+        (70, torch.float32, 24, {}),
+        (100, torch.float32, 24, {"pieces": 2}),
+        (65, torch.float16, 24, {}),
+        (100, torch.float32, 24, {"descriptors": True, "turned": True, "pieces": 2, "chained": True}),
+        (100, torch.float16, 24, {"descriptors": True, "pieces": 2, "turned": True}),
+        (300, torch.float32, 24, {"descriptors": True}),  # states are kept, and met: whole, or as threads hold them
+        (300, torch.float32, 64, {"descriptors": True}),
     ],
 )
-def test_forward_and_backward(tokens, dtype, schedule):
-    x = inputs(tokens, batch=1, heads=2, shared=1, dtype=dtype)
-    kind = Kind(dtype, 16, 24, "token", weight=True, initial=True, final=True)
+def test_forward_and_backward(tokens, dtype, value, schedule):
+    x = inputs(tokens, batch=1, heads=2, shared=1, value=value, dtype=dtype)
+    kind = Kind(dtype, 16, value, "token", weight=True, initial=True, final=True)
     want = exact(x)
     right_o, right_final = reference(**want, scale=0.5)
     operands, initial = given_to_plan(x)
@@ -53,7 +55,7 @@ def test_forward_and_backward(tokens, dtype, schedule):
     d_o, d_final = loss_weights(right_o, right_final)
     gradients = torch.autograd.grad((right_o * d_o).sum() + (right_final * d_final).sum(), list(want.values()))
     results = [t.to(dtype) if n < 3 else t for n, t in enumerate(empty(*operands[:3], *operands[4:], initial))]
-    kind = Kind(dtype, 16, 24, "token", weight=True, initial=True)
+    kind = Kind(dtype, 16, value, "token", weight=True, initial=True)
     found = interpret(source_of_backward(kind, schedule))
     found["backward"](
         *operands,

@@ -10,9 +10,12 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.backends.triton.emit_map import joined
 from attn_engine.backends.triton.printer import KernelPrinter, along, shape_text, spread, wide
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_block import LoadBlockOp, StoreBlockOp
+from attn_engine.dialects.tile_block import LoadBlockOp, SetAsideOp, StoreBlockOp, TakeBackOp
 from attn_engine.dialects.tile_flag import AwaitOp, SignalOp
 from attn_engine.dialects.tile_types import DescriptorType
+
+ASIDE = 1024
+"""Numbers that the threads of four warps write at a time, 8 of 16 bits each."""
 
 
 def _place(
@@ -121,6 +124,47 @@ def print_store_block(printer: KernelPrinter, op: StoreBlockOp) -> None:
     printer.writer.line(f"{printer.text(op.target)}.store([{coordinates}], {value})")
 
 
+def _aside(printer: KernelPrinter, memory: SSAValue, indices: Sequence[SSAValue], count: int) -> str:
+    """Pointers to the numbers of a tile that is set aside, as rows that four warps write 16 bytes a thread."""
+    base = printer.text(memory)
+    strides = printer.strides[base]
+    terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(indices, strides, strict=True)]
+    row = min(count, ASIDE)
+    offsets = f"tl.arange(0, {count // row})[:, None] * {row} + tl.arange(0, {row})[None, :]"
+    return f"{' + '.join([base, *terms])} + ({offsets})"
+
+
+def _fragments(shape: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """How the threads of four warps hold the result of a product: sizes of its parts, and their order thread by thread.
+
+    Rows are tile, warp, half, thread; columns pair of tiles, tile, thread, number. A thread's numbers come last.
+    """
+    rows, columns = shape
+    if rows % 64 or columns % 16:
+        return None
+    return [rows // 64, 4, 2, 8, columns // 16, 2, 4, 2], [0, 4, 1, 3, 6, 5, 2, 7]
+
+
+def print_set_aside(printer: KernelPrinter, op: SetAsideOp) -> None:
+    rows, columns = shape = tile.shape_of(op.value)
+    value, found = printer.text(op.value), _fragments(shape)
+    if found is not None:
+        value = f"tl.permute(tl.reshape({value}, {found[0]}), {found[1]})"
+    place = _aside(printer, op.target, op.indices, rows * columns)
+    row = min(rows * columns, ASIDE)
+    printer.writer.line(f"tl.store({place}, tl.reshape({value}, [{rows * columns // row}, {row}]))")
+
+
+def print_take_back(printer: KernelPrinter, op: TakeBackOp) -> None:
+    rows, columns = shape = tile.shape_of(op.result)
+    value, found = f"tl.load({_aside(printer, op.source, op.indices, rows * columns)})", _fragments(shape)
+    if found is not None:
+        sizes, order = found
+        back = [order.index(axis) for axis in range(len(order))]
+        value = f"tl.permute(tl.reshape({value}, {[sizes[axis] for axis in order]}), {back})"
+    printer.assign(op, f"tl.reshape({value}, [{rows}, {columns}])")
+
+
 def _flag(printer: KernelPrinter, op: AwaitOp | SignalOp) -> str:
     base = printer.text(op.flags)
     terms = [f"{wide(printer.text(i))} * {s}" for i, s in zip(op.indices, printer.strides[base], strict=True)]
@@ -149,4 +193,6 @@ MEMORY_RULES: dict[type[Operation], Callable[..., None]] = {
     SignalOp: print_signal,
     LoadBlockOp: print_load_block,
     StoreBlockOp: print_store_block,
+    SetAsideOp: print_set_aside,
+    TakeBackOp: print_take_back,
 }

@@ -16,8 +16,8 @@ func.func @gradients(%q: tensor<?x?x?x16xbf16>, %k: tensor<?x?x?x16xbf16>, %v: t
   %o1, %kept = attn.sweep %q, %k, %v scale %scale decay %g segment 64 : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xbf16>, tensor<?x?x?x32xbf16> decay tensor<?x?x?xf32> -> tensor<?x?x?x32xbf16> kept tensor<?x?x?x16x32xbf16>
   // CHECK: %{{.*}}, %ends = attn.sweep %q, %k, %v scale %scale decay %g meets %kept segment 64 reverse :
   %o2, %ends = attn.sweep %q, %k, %v scale %scale decay %g meets %kept segment 64 reverse : tensor<?x?x?x16xbf16>, tensor<?x?x?x16xbf16>, tensor<?x?x?x32xbf16> decay tensor<?x?x?xf32> meets tensor<?x?x?x16x32xbf16> -> tensor<?x?x?x32xbf16> ends tensor<?x?x?xf32>
-  // CHECK: attn.token_gradients r %p p %p n %rows decay %g ends %ends segment 64 : r tensor<?x?x?xf32> p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32> ends tensor<?x?x?xf32> -> decay tensor<?x?x?xf32> weight tensor<?x?x?xf32>
-  %dg, %dw = attn.token_gradients r %p p %p n %rows decay %g ends %ends segment 64 : r tensor<?x?x?xf32> p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32> ends tensor<?x?x?xf32> -> decay tensor<?x?x?xf32> weight tensor<?x?x?xf32>
+  // CHECK: attn.token_gradients r %p p %p n %rows decay %g ends %ends segment 64 fresh : r tensor<?x?x?xf32> p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32> ends tensor<?x?x?xf32> -> decay tensor<?x?x?xf32> weight tensor<?x?x?xf32>
+  %dg, %dw = attn.token_gradients r %p p %p n %rows decay %g ends %ends segment 64 fresh : r tensor<?x?x?xf32> p tensor<?x?x?xf32> n tensor<?x?x?xf32> decay tensor<?x?x?xf32> ends tensor<?x?x?xf32> -> decay tensor<?x?x?xf32> weight tensor<?x?x?xf32>
   // CHECK: attn.sum_heads %o like %v : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16>
   %sum = attn.sum_heads %o like %v : tensor<?x?x?x32xbf16>, tensor<?x?x?x32xbf16> -> tensor<?x?x?x32xbf16>
   func.return %sum, %dg, %dw : tensor<?x?x?x32xbf16>, tensor<?x?x?xf32>, tensor<?x?x?xf32>

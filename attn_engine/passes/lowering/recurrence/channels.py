@@ -17,15 +17,17 @@ from attn_engine.passes.lowering.recurrence.levels import (
     added_at,
     cut,
     faded_to_end,
+    fine,
     gates_of,
     row_of,
     some_of,
     total_of,
 )
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View, channels_of, padded
-from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
+from attn_engine.passes.lowering.recurrence.walk import Walk
 from attn_engine.passes.lowering.recurrence.within import Within
 from attn_engine.passes.lowering.scope import Index, Scope
 
@@ -68,7 +70,8 @@ class Prepared:
         view.store_own(scope, pairs.from_start(tiles, q, element), self.inner, t0, c0)
         view.store_own(scope, pairs.to_end(tiles, k, element), self.outer, t0, c0)
         same = added_at(tiles, tiles.dot(q, tiles.turned(k)), weights, None)
-        return pairs.weights(tiles, q, k, same, element)
+        exactly, wide = fine(tiles, element)
+        return pairs.weights(exactly, q, k, same, wide)
 
 
 def part_of(key: Head, pad: bool) -> Head:

@@ -33,9 +33,10 @@ from attn_engine.passes.lowering.recurrence.delta_channels import solved_by_chan
 from attn_engine.passes.lowering.recurrence.delta_chunks import Solved, Written, faded, parted
 from attn_engine.passes.lowering.recurrence.delta_tokens import TokenGradients, WrittenGradients
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, rank_of
-from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
+from attn_engine.passes.lowering.recurrence.walk import Walk
 from attn_engine.passes.lowering.scope import Index
 
 

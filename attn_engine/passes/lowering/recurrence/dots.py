@@ -1,4 +1,4 @@
-"""Sums of a tensor times what a sweep computes: per token, and per chunk of what comes from beyond it."""
+"""Sums of a tensor times what a sweep computes, one per token: of all of it, and of what comes from beyond its chunk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
-from attn_engine.passes.lowering.recurrence.chunks import slot_of
 from attn_engine.passes.lowering.recurrence.terms import Terms
 
 if TYPE_CHECKING:
@@ -23,27 +22,25 @@ class Dots:
 
     def rows(self, o: SSAValue, target: SSAValue) -> None:
         """The sums of each token's results, to [splits, B, H, T]."""
-        chunk, view = self.chunk, self.chunk.view
-        where = [chunk.sweep.split, view.b, view.h, chunk.t0]
-        sums = self._sums(o, scaled=False)
-        chunk.scope.add(tile.StoreOp(sums, view.kernel.take(target), where, [3], {0: view.end}))
+        self._store(self._sums(o), target)
 
     def crossing(self, o: SSAValue, target: SSAValue) -> None:
-        """The sum of what comes from beyond the chunk and is not scaled yet, to [splits, B, H, chunks]."""
-        chunk, scope, view = self.chunk, self.chunk.scope, self.chunk.view
-        sums = self._sums(o, scaled=chunk.walk.scale_results)
-        total = scope.add(tile.ReduceOp(tile.Reduction.SUM, sums, 0), "crossing").result
-        where = [chunk.sweep.split, view.b, view.h, slot_of(view, scope, chunk.t0, chunk.size)]
-        scope.add(tile.StoreOp(total, view.kernel.take(target), where, []))
+        """The sums of what comes from beyond the chunk and is not scaled yet."""
+        chunk, sums = self.chunk, self._sums(o)
+        if not chunk.walk.scale_weights:
+            terms = Terms(chunk.scope, [chunk.size])
+            sums = terms.result(terms.mul(terms.take(sums, 0), terms.take(chunk.scale())))
+        self._store(sums, target)
 
-    def _sums(self, o: SSAValue, scaled: bool) -> SSAValue:
+    def _sums(self, o: SSAValue) -> SSAValue:
         chunk, terms = self.chunk, Terms(self.chunk.scope, self.shape)
-        product = terms.mul(terms.take(o, 0, 1), terms.take(self._tile(), 0, 1))
-        if scaled:
-            product = terms.mul(product, terms.take(chunk.scale()))
-        return chunk.scope.add(
-            tile.ReduceOp(tile.Reduction.SUM, terms.result(product), 1 - chunk.tokens), "rows"
-        ).result
+        product = terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self._tile(), 0, 1)))
+        return chunk.scope.add(tile.ReduceOp(tile.Reduction.SUM, product, 1 - chunk.tokens), "rows").result
+
+    def _store(self, sums: SSAValue, target: SSAValue) -> None:
+        chunk, view = self.chunk, self.chunk.view
+        where = [chunk.sweep.split, view.b, view.h, chunk.t0]
+        chunk.scope.add(tile.StoreOp(sums, view.kernel.take(target), where, [3], {0: view.end}))
 
     def _tile(self) -> SSAValue:
         if self.loaded is None:

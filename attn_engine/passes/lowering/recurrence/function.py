@@ -23,8 +23,9 @@ from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
 from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
 from attn_engine.passes.lowering.recurrence.mods import Mod
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
-from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep, Walk
+from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
 from attn_engine.passes.lowering.recurrence.tokens import TokenSteps
+from attn_engine.passes.lowering.recurrence.walk import Walk
 from attn_engine.passes.lowering.scope import Index
 
 
@@ -131,12 +132,18 @@ class FunctionLowering:
             Walk(
                 f"{self.plan.name}_{name}", op.q, op.k, op.v, op.scale, op.decay, strength, op.initial, op.bounds,
                 dot, reverse, o, final, whole=isinstance(op, attn.SweepOp) and op.whole is not None,
+                scaled=dot is not None and not reverse and self._scaled(),
             ),
             _chunk_of(op),
             self._form(op),
         )  # fmt: skip
         sweep.walk = replace(sweep.walk, anchors=self._anchors(op, sweep))
         sweep.run(self._rows(rows, sweep))
+
+    def _scaled(self) -> bool:
+        """Whether the sweep in reverse whose sums are taken starts from a state, and so has the scale inside."""
+        sweeps = [op for op in self.block.ops if isinstance(op, attn.SweepOp)]
+        return any(op.whole is not None and op.initial is not None for op in sweeps)
 
     def _anchors(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep | TokenSteps) -> Anchors | None:
         """Where a sweep keeps states, or meets those that another has kept."""
@@ -145,7 +152,9 @@ class FunctionLowering:
         setting, sizes, segment = self.setting, sweep.sizes, op.segment.value.data
         leading: list[Index] = [sizes.batch, sizes.heads, slots_of(setting, sizes, segment)]
         if op.kept is not None:
-            shape = [*leading, sweep.key.size, sweep.value.size]
+            shape: list[Index] = [*leading, sweep.key.size, sweep.value.size]
+            if self._aside(op):
+                shape = [*leading, sweep.state.splits * sweep.state.shape[0] * sweep.state.shape[1]]
             setting.values[op.kept] = setting.temporary(shape, tile.element_of(op.kept), "kept")
             return Anchors(segment, setting.values[op.kept], None)
         assert op.meets is not None and op.ends is not None
@@ -156,10 +165,16 @@ class FunctionLowering:
         setting.splits[op.ends] = splits
         crossings = None
         if op.rows is not None and isinstance(sweep, Sweep):
-            chunks = slots_of(setting, sizes, sweep.form.chunk)
-            crossings = setting.temporary([splits, sizes.batch, sizes.heads, chunks], f32, "crossings")
+            crossings = setting.temporary([splits, sizes.batch, sizes.heads, sizes.tokens], f32, "crossings")
             setting.crossings[op.ends] = crossings, sweep.element
         return Anchors(segment, setting.of(op.meets), setting.values[op.ends], crossings)
+
+    def _aside(self, op: attn.SweepOp) -> bool:
+        """Whether the states that a sweep keeps are met in the tiles in which it holds them, where copies are of whole blocks."""
+        assert op.kept is not None
+        own, others = self._form(op), [self._form(use.operation) for use in op.kept.uses]
+        alike = all((other.value_block, other.turned) == (own.value_block, own.turned) for other in others)
+        return own.descriptors and alike
 
     def _form(self, op: Operation) -> Form:
         """The form of all, but for what a schedule says of this op."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Attribute, Block, SSAValue
@@ -12,6 +14,7 @@ from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of, s
 from attn_engine.passes.lowering.recurrence.decay import LOG2_E, kept_gradient
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.recurrence.tiles import Tiles
 from attn_engine.passes.lowering.scope import Scope
 
 STAGES = 2
@@ -21,6 +24,8 @@ COLUMNS = 32
 ROWS = 64
 WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
+TINY = 1e-30
+"""What is added up is nowhere taken for less where errors are parts of it."""
 ROUNDED = {"bf16": -10.0, "f16": -13.0, "f32": -30.0}
 """By the type of states in products: exp2 of this is less of a state than its rounding changes."""
 
@@ -42,6 +47,18 @@ class Segments:
         met.add(scf.YieldOp(self._met(met, view, begins, head, c0)))
         end.add(scf.YieldOp(self._end_states(end, view, head, c0)))
         return scope.add(scf.IfOp(more, [type_], [met.block], [end.block]), "after").results[0]
+
+    def before(self, scope: Scope, view: View, t0: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """What crosses the start of a segment, and 1 if that is known: an initial state's gradient is not at hand here."""
+        inside = scope.add(arith.CmpiOp(t0, scope.value(view.begin), "sgt"), "inside").result
+        met, none = Scope(Block()), Scope(Block())
+        met.add(scf.YieldOp(self._met(met, view, t0, None, scope.value(0)), met.real(1.0)))
+        fresh = isinstance(self.op, attn.TokenGradientsOp) and self.op.fresh is not None
+        none.add(scf.YieldOp(none.real(0.0), none.real(1.0 if fresh else 0.0)))
+        op = scope.add(scf.IfOp(inside, [f32, f32], [met.block], [none.block]))
+        for result, hint in zip(op.results, ("before", "known"), strict=True):
+            result.name_hint = hint
+        return op.results[0], op.results[1]
 
     def _met(self, scope: Scope, view: View, begins: SSAValue, head: Head | None, c0: SSAValue) -> SSAValue:
         assert self.op.ends is not None
@@ -75,12 +92,31 @@ class Segments:
         return sums if head is not None else scope.add(tile.ReduceOp(tile.Reduction.SUM, sums, 0), "total").result
 
 
+@dataclass
+class _Part:
+    """A chunk of a segment: sums of its tokens, and what crosses its end."""
+
+    decay: SSAValue
+    sums: SSAValue
+    sizes: SSAValue
+    total: SSAValue
+    size: SSAValue
+    own: SSAValue | None = None
+    """What crosses its end if it forgets all that is older, as its own tokens give it."""
+    forgets: SSAValue | None = None
+    end: SSAValue | None = None
+    after: SSAValue | None = None
+    """The sizes added up from where the sum was known last to its end."""
+
+
 class TokenGradients:
     """One program per segment of a head's tokens.
 
     A sum over later tokens cancels but for what a token's own decay lets through. What sweeps round differently, the
     states between chunks, remains in it, and adds up where sums of such gradients over tokens are wanted. So it starts
     anew at each chunk that forgets all but what half types round off: what passes its end then comes of its own tokens.
+    In such a chunk sums err at its first tokens only. Elsewhere, what a sum is off by where it is known again is taken back on
+    the way, in parts as large as what was added up.
     """
 
     def __init__(
@@ -100,66 +136,103 @@ class TokenGradients:
         warps = 4 if self.crossings is None else 1
         each_chunk(self.setting, sizes, "tokens", warps, [], self._body, chunk=self.segments.size)
 
-    def _rows(self, scope: Scope, view: View, value: SSAValue, t0: SSAValue) -> SSAValue:
+    def _rows(self, scope: Scope, view: View, value: SSAValue, t0: SSAValue, splits: int) -> SSAValue:
         """Rows of a sweep, whose splits of the channels are added up here."""
-        source, splits = view.take(value), self.setting.splits[value]
         terms = Terms(scope, [self.count])
         total: SSAValue | None = None
         for split in range(splits):
             index = [scope.value(split), view.b, view.h, t0]
             type_ = tile.tile_type([self.count], f32)
-            part = scope.add(tile.LoadOp(source, index, [3], type_, {0: view.end}), "rows").result
+            part = scope.add(tile.LoadOp(value, index, [3], type_, {0: view.end}), "rows").result
             taken = terms.take(part, 0)
             total = taken if total is None else terms.add(total, taken)
         assert total is not None
         return terms.result(total)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
-        op, decays = self.op, self.d_decay is not None and self.op.p is not None
-        after = self.segments.after(scope, view, t0, None, scope.value(0), f32) if decays else scope.real(0.0)
-        if self.crossings is None:
-            self._block(scope, view, t0, after)
-            return
-        blocks = self.segments.size // self.count
-        _, body, c, (later,) = loop(scope, 0, blocks, 1, [after], "c")
-        at = body.minus(blocks - 1, c, "block")
-        t = body.value(body.plus(t0, body.times(at, self.count, "t"), "t"))
-        total = self._block(body, view, t, later)
-        close(body, [total if op.decay is None else self._carried(body, view, t, total)])
-
-    def _block(self, scope: Scope, view: View, t0: SSAValue, after: SSAValue) -> SSAValue:
-        """The gradients of some tokens, given what crosses their end; what crosses their start."""
-        op, count = self.op, self.count
+        op, splits = self.op, self.setting.splits
+        starts = [scope.value(scope.plus(t0, at, "t")) for at in range(0, self.segments.size, self.count)]
         if self.d_weight is not None and op.r is not None:
-            self._store(scope, view, self._rows(scope, view, op.r, t0), self.d_weight, t0)
+            for start in starts:
+                self._store(
+                    scope, view, self._rows(scope, view, view.take(op.r), start, splits[op.r]), self.d_weight, start
+                )
         if self.d_decay is None or op.decay is None or op.p is None or op.n is None:
-            return after
-        p, n = (self._rows(scope, view, x, t0) for x in (op.p, op.n))
-        terms = Terms(scope, [count])
-        change = terms.result(terms.sub(terms.take(p, 0), terms.take(n, 0)))
-        sums = scope.add(tile.ScanOp(tile.Reduction.SUM, change, 0, reverse=True), "sums").result
-        decay = view.vector(scope, view.take(op.decay), t0, count, "decay")
-        terms = Terms(scope, [count])
-        gradient = terms.add(terms.take(sums, 0), terms.take(after))
-        self._store(scope, view, terms.result(kept_gradient(terms, terms.take(decay, 0), gradient)), self.d_decay, t0)
-        total = scope.add(tile.ReduceOp(tile.Reduction.SUM, change, 0), "total").result
-        return scope.add(arith.AddfOp(total, after), "later").result
+            return
+        parts = [self._part(scope, view, start) for start in starts]
+        after = self.segments.after(scope, view, t0, None, scope.value(0), f32)
+        self._ends(scope, parts, after)
+        before = None if op.ends is None else self.segments.before(scope, view, t0)
+        off, size = scope.real(0.0), scope.real(TINY)
+        for number, (part, start) in enumerate(zip(parts, starts, strict=True)):
+            off, size = self._off(scope, parts, number, before, (off, size))
+            self._store(scope, view, self._gradient(scope, part, off, size), self.d_decay, start)
 
-    def _carried(self, scope: Scope, view: View, t0: SSAValue, later: SSAValue) -> SSAValue:
-        """What crosses the start of a chunk: `later`, or what the chunk before says if it forgets all that is older."""
-        op, count = self.op, self.count
-        assert op.decay is not None and op.ends is not None and self.crossings is not None
-        before = scope.value(scope.larger(scope.minus(t0, count, "before"), view.begin, "before"))
-        place = scope.value(scope.larger(scope.smaller(before, scope.minus(view.end, 1), "place"), view.begin, "place"))
-        decay = view.vector(scope, view.take(op.decay), before, count, "decay")
-        kept = scope.add(tile.ReduceOp(tile.Reduction.SUM, decay, 0), "kept").result
-        forgotten = scope.add(arith.CmpfOp(kept, scope.real(self.forgotten), "ole"), "forgotten").result
-        own = scope.real(0.0)
-        for split in range(self.setting.splits[op.ends]):
-            index = [scope.value(split), view.b, view.h, slot_of(view, scope, place, count)]
-            part = scope.add(tile.LoadOp(view.kernel.take(self.crossings), index, [], f32), "crossing").result
-            own = scope.add(arith.AddfOp(own, part), "crossing").result
-        return scope.add(arith.SelectOp(forgotten, own, later), "later").result
+    def _part(self, scope: Scope, view: View, t0: SSAValue) -> _Part:
+        op, tiles, shape = self.op, Tiles(scope, tile.Precision.IEEE), [self.count]
+        assert op.p is not None and op.n is not None and op.decay is not None
+        p, n = (self._rows(scope, view, view.take(x), t0, self.setting.splits[x]) for x in (op.p, op.n))
+        change = tiles.map(shape, lambda t: t.sub(t.take(p, 0), t.take(n, 0)))
+        size = tiles.map(shape, lambda t: t.add(t.size(t.take(p, 0)), t.size(t.take(n, 0))))
+        decay = view.vector(scope, view.take(op.decay), t0, self.count, "decay")
+        sums, sizes = (tiles.running(x, reverse=True) for x in (change, size))
+        part = _Part(decay, sums, sizes, tiles.sum(change, 0), tiles.sum(size, 0))
+        if self.crossings is not None and op.ends is not None:
+            own = self._rows(scope, view, view.kernel.take(self.crossings), t0, self.setting.splits[op.ends])
+            part.own, kept = tiles.sum(own, 0, "own"), tiles.sum(decay, 0, "kept")
+            part.forgets = scope.add(arith.CmpfOp(kept, scope.real(self.forgotten), "ole"), "forgets").result
+        return part
+
+    def _ends(self, scope: Scope, parts: list[_Part], after: SSAValue) -> None:
+        """What crosses the end of each chunk, from the last one on."""
+        end, size = after, scope.real(0.0)
+        for part in reversed(parts):
+            if part.forgets is not None and part.own is not None:
+                end = scope.add(arith.SelectOp(part.forgets, part.own, end), "end").result
+                size = scope.add(arith.SelectOp(part.forgets, scope.real(0.0), size), "size").result
+            part.end, part.after = end, size
+            end = scope.add(arith.AddfOp(end, part.total), "start").result
+            size = scope.add(arith.AddfOp(size, part.size), "size").result
+
+    def _off(
+        self,
+        scope: Scope,
+        parts: list[_Part],
+        number: int,
+        before: tuple[SSAValue, SSAValue] | None,
+        same: tuple[SSAValue, SSAValue],
+    ) -> tuple[SSAValue, SSAValue]:
+        """What sums are off by where they are known at or before a chunk's start, and the sizes added up until there."""
+        part, known = parts[number], before if number == 0 else None
+        assert part.end is not None and part.after is not None
+        if number:
+            sooner = parts[number - 1]
+            if sooner.forgets is None or sooner.own is None:
+                return same
+            right, condition = sooner.own, sooner.forgets
+        elif known is None:
+            return same
+        else:
+            right, condition = known[0], scope.add(arith.CmpfOp(known[1], scope.real(0.0), "ogt")).result
+        start = scope.add(arith.AddfOp(part.end, part.total), "start").result
+        found = scope.add(arith.SubfOp(start, right), "off").result
+        size = scope.add(arith.AddfOp(part.after, part.size), "size").result
+        pairs = zip((found, size), same, strict=True)
+        off, size = (scope.add(arith.SelectOp(condition, new, old), "off").result for new, old in pairs)
+        return off, size
+
+    def _gradient(self, scope: Scope, part: _Part, off: SSAValue, size: SSAValue) -> SSAValue:
+        end, after = part.end, part.after
+        assert end is not None and after is not None
+        if part.forgets is not None:
+            off = scope.add(arith.SelectOp(part.forgets, scope.real(0.0), off), "off").result
+
+        def code(t: Terms) -> SSAValue:
+            share = t.div(t.add(t.take(part.sizes, 0), t.take(after)), t.at_least(t.take(size), TINY))
+            found = t.sub(t.add(t.take(part.sums, 0), t.take(end)), t.mul(t.take(off), share))
+            return kept_gradient(t, t.take(part.decay, 0), found)
+
+        return Tiles(scope, tile.Precision.IEEE).map([self.count], code)
 
     def _store(self, scope: Scope, view: View, value: SSAValue, target: SSAValue, t0: SSAValue) -> None:
         where = [view.b, view.h, t0]

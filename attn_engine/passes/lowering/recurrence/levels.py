@@ -129,6 +129,11 @@ def nearness(
     return where_some(scope, some, [near], cut)[0]
 
 
+def fine(tiles: Tiles, element: Attribute) -> tuple[Tiles, Attribute]:
+    """Tiles and the type of operands for products level by level: a decay that is multiplied in leaves 16 bits too few."""
+    return (tiles, element) if element == f32 else (Tiles(tiles.scope, tile.Precision.TF32), f32)
+
+
 def differ_at(terms: Terms, row: SSAValue, column: SSAValue, level: SSAValue | None) -> SSAValue:
     """Whether the column's place is before the row's and `level` the highest bit in which they differ; None: the same."""
     program = terms.program

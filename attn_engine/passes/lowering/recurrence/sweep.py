@@ -12,7 +12,7 @@ exponent is a sum of log decays that are at most 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
@@ -22,7 +22,7 @@ from xdsl.ir import SSAValue
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_block import EARLY_COPIES
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
-from attn_engine.passes.lowering.recurrence.anchors import Anchors, Visitor
+from attn_engine.passes.lowering.recurrence.anchors import Visitor
 from attn_engine.passes.lowering.recurrence.chain import Chain
 from attn_engine.passes.lowering.recurrence.chunks import staged
 from attn_engine.passes.lowering.recurrence.decay import Rows, rows_of
@@ -31,6 +31,7 @@ from attn_engine.passes.lowering.recurrence.fade import Fade
 from attn_engine.passes.lowering.recurrence.pieces import Pieces, chunks_of
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, State, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.terms import Terms
+from attn_engine.passes.lowering.recurrence.walk import Walk
 from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
@@ -38,38 +39,6 @@ if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.delta_adjoint import Kept
     from attn_engine.passes.lowering.recurrence.delta_chunks import Solved
     from attn_engine.passes.lowering.recurrence.levels import Gates
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The operands of one sweep, results as values of the plan."""
-
-    name: str
-    q: SSAValue
-    k: SSAValue
-    v: SSAValue
-    scale: SSAValue
-    decay: SSAValue | None
-    weight: SSAValue | None
-    initial: SSAValue | None
-    bounds: SSAValue | None
-    dot: SSAValue | None
-    reverse: bool
-    o: SSAValue
-    final: SSAValue | None
-    anchors: Anchors | None = None
-    whole: bool = False
-    """In reverse, whether weights are in the products, as they are forward: then both round alike."""
-
-    @property
-    def weighs(self) -> bool:
-        """Whether products of tokens hold the weight of the token that is written; else results are weighted."""
-        return not self.reverse or self.whole
-
-    @property
-    def scale_results(self) -> bool:
-        """Whether the scale may multiply the results, which costs nothing: the adjoint's states have it inside."""
-        return not self.reverse or (self.initial is None and self.final is None)
 
 
 class Sweep:
@@ -287,19 +256,24 @@ class Chunk:
         held = terms.result(terms.take(state, 0, 1), sweep.element)
         o = self._ordered(self.q, held, scope.splat(values, 0.0, "zero"), "o")
         terms = Terms(scope, values)
-        factors = [] if self.fade is None else [self._from_state(terms)]
-        if walk.reverse and walk.weighs and self.weight is not None:
-            factors.append(terms.take(self.weight, self.tokens))
-        for factor in factors:
-            o = terms.mul(terms.take(o, 0, 1), factor) if factor is factors[0] else terms.mul(o, factor)
-        o = terms.result(o) if factors else o
+        if self.fade is not None or (walk.reverse and walk.weighs and self.weight is not None):
+            o = terms.result(terms.mul(terms.take(o, 0, 1), self.decayed_here(terms)))
         if self.dots is not None and walk.anchors is not None and walk.anchors.crossings is not None:
             self.dots.crossing(o, walk.anchors.crossings)
         o = self._ordered(weights, self.vt if self.turned else self.v, o, "o")
         return self._scaled(o)
 
+    def decayed_here(self, terms: Terms) -> SSAValue:
+        """How much of what comes from beyond the chunk a token gets, or gives where that is the other sweep."""
+        factors = [] if self.fade is None else [self._from_state(terms)]
+        if self.walk.reverse and self.walk.weighs and self.weight is not None:
+            factors.append(terms.take(self.weight, self.tokens))
+        if self.walk.scale_weights and not self.walk.reverse:
+            factors.append(terms.take(self.scale()))
+        return reduce(terms.mul, factors)
+
     def _scaled(self, o: SSAValue) -> SSAValue:
-        if not self.walk.scale_results:
+        if self.walk.scale_weights:
             return o
         terms = Terms(self.scope, self._values())
         return terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self.scale())))
@@ -325,7 +299,7 @@ class Chunk:
             p = terms.mul(p, self.fade.between(terms, later, sooner))
         if walk.weighs and self.weight is not None:
             p = terms.mul(p, terms.take(self.weight, query if walk.reverse else key))
-        if not walk.scale_results:
+        if walk.scale_weights:
             p = terms.mul(p, terms.take(self.scale()))
         seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
         weights = terms.result(terms.where(seen, p), self.sweep.element)

@@ -48,6 +48,13 @@ class Terms:
     def sub(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.program.add(arith.SubfOp(a, b), a.name_hint)
 
+    def div(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.program.add(arith.DivfOp(a, b), a.name_hint)
+
+    def size(self, value: SSAValue) -> SSAValue:
+        """|value|."""
+        return self.program.add(math.AbsFOp(value), value.name_hint)
+
     def exp2(self, exponent: SSAValue) -> SSAValue:
         return self.program.add(math.Exp2Op(exponent), "e")
 
