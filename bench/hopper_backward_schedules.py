@@ -48,19 +48,22 @@ class Variant:
 
     more: tuple[str, ...] = ()
     """Passes in front of `tile-fragment-sums`."""
+    late: bool = False
+    """Whether passes are those whose sums are a step late."""
 
     def pipeline(self) -> tuple[str, ...]:
         options = {spec.partition("{")[0]: spec for spec in self.passes}
-        found: list[str] = []
-        for spec in get_backend("gluon").gradients:
+        backend, found = get_backend("gluon"), list[str]()
+        for spec in backend.late if self.late else backend.gradients:
             name = spec.partition("{")[0]
             found += self.more if name == "tile-fragment-sums" else ()
             found += [options.get(name, spec)] if name not in self.without else []
         return tuple(found)
 
 
-DEFAULT = Variant("as by default")
-GRID = Variant("programs in the order of the grid", without=("tile-order-programs",))
+DEFAULT = Variant("dq in its own step")
+LATE = Variant("dq a step later under dk, scores behind it", late=True)
+GRID = replace(LATE, name="programs in the order of the grid", without=("tile-order-programs",))
 _LATER = ("tile-defer-sums",)
 SHORT, LONG = (64, 128, 8, 2), (128, 128, 8, 2)
 AROUND = Variant(
@@ -69,14 +72,14 @@ AROUND = Variant(
     dkdv=SHORT,
     more=("tile-defer-sums{in_place=false}",),
 )
-MIDDLE = Variant(
-    "dq a step later under dk, scores behind it",
-    (
-        "tile-pipeline-steps{spare=true}",
-        "tile-overlap-products{late_sums=true in_flight=0}",
-        "tile-rotate-steps{last=true}",
-    ),
-    more=_LATER,
+EARLY = replace(LATE, name="dq a step later, scores in front of its end", passes=("tile-rotate-steps{in_flight=3}",))
+TWO_SLOTS = replace(LATE, name="dq a step later, two slots, three steps", passes=("tile-pipeline-steps{stages=3}",))
+LATE_APART = replace(
+    LATE, name="dq a step later, slots released by threads", passes=("tile-split-roles{apart_arrivals=true}",)
+)
+OWN_MIDDLE = Variant(
+    "dq in front of dk, scores behind it",
+    ("tile-overlap-products{late_sums=true in_flight=0}", "tile-rotate-steps{last=true}"),
 )
 SCORES = Variant(
     "scores in their own step, dq in front of dk",
@@ -84,9 +87,6 @@ SCORES = Variant(
     ("tile-start-products", "tile-rotate-steps"),
 )
 SCORES_FIRST = Variant("scores in their own step", (), ("tile-start-products", "tile-rotate-steps"))
-OWN_MIDDLE = replace(MIDDLE, name="dq in front of dk, scores behind it", more=())
-APART = Variant("slots released by threads", ("tile-split-roles{apart_arrivals=true}",))
-SCORES_APART = replace(SCORES, name=f"{SCORES.name}, by threads", passes=(*SCORES.passes, *APART.passes))
 SHORTER = Variant("64 queries a step", dkdv=SHORT)
 ZERO = Variant("sums from zero", without=("tile-start-products",))
 LONG_STEADY = Variant("128 queries a step", ("tile-rotate-steps{in_flight=2}",), dkdv=LONG)
@@ -107,13 +107,13 @@ class Row:
 _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 
 
-_MAIN = (DEFAULT, AROUND, MIDDLE, OWN_MIDDLE, SCORES, SCORES_FIRST, SCORES_APART)
+_MAIN = (DEFAULT, LATE, EARLY, TWO_SLOTS, LATE_APART, AROUND, OWN_MIDDLE, SCORES, SCORES_FIRST)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), _MAIN),
     Row("full", _FULL, Shape(visible=1.0), _MAIN),
-    Row("causal", _CAUSAL, Shape(1, 32, 16384), (DEFAULT, AROUND, MIDDLE, SCORES)),
+    Row("causal", _CAUSAL, Shape(1, 32, 16384), _MAIN[:6]),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, SHORTER, OWN_MIDDLE, SCORES, SCORES_FIRST)),
-    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, SCORES, GRID), kv_heads=8),
+    Row("causal", _CAUSAL, Shape(1, 32, 8192), (DEFAULT, LATE, GRID), kv_heads=8),
     Row("causal", _CAUSAL, Shape(), (DEFAULT, ZERO, SCORES), deterministic=True),
     Row("full", _FULL, Shape(visible=1.0), (DEFAULT, ZERO, SCORES), deterministic=True),
     Row("causal", _CAUSAL, Shape(4, 32, 4096, 64, 64), (DEFAULT, ZERO, LONG_STEADY), deterministic=True),
