@@ -85,6 +85,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-hoist-factors": _lazy("passes.tile_hoist_factors", "TileHoistFactorsPass"),  # type: ignore[dict-item]
     "tile-fold-scales": _lazy("passes.tile_fold_scales", "TileFoldScalesPass"),  # type: ignore[dict-item]
     "tile-defer-product": _lazy("passes.tile_defer_product", "TileDeferProductPass"),  # type: ignore[dict-item]
+    "tile-defer-weights": _lazy("passes.tile_defer_weights", "TileDeferWeightsPass"),  # type: ignore[dict-item]
     "tile-defer-sums": _lazy("passes.tile_defer_sums", "TileDeferSumsPass"),  # type: ignore[dict-item]
     "tile-rotate-steps": _lazy("passes.tile_rotate_steps", "TileRotateStepsPass"),  # type: ignore[dict-item]
 }

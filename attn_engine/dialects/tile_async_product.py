@@ -314,6 +314,27 @@ class PinOp(IRDLOperation):
 
 
 @irdl_op_definition
+class HoldBackOp(IRDLOperation):
+    """An identity whose result is known only where it stands: what depends on it is not computed before.
+
+    Without it an assembler may put that arithmetic between the instructions of a product which it was to overlap with.
+
+    ```
+    %late = tile.hold_back %scale
+    ```
+    """
+
+    name = "tile.hold_back"
+    value = operand_def(f32)
+    result = result_def(f32)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = "$value attr-dict"
+
+    def __init__(self, value: SSAValue | Operation):
+        super().__init__(operands=[value], result_types=[f32])
+
+
+@irdl_op_definition
 class OpaqueZeroOp(IRDLOperation):
     """The i32 0, as a value that changes with its operand as far as a compiler can tell.
 
@@ -337,6 +358,7 @@ class OpaqueZeroOp(IRDLOperation):
 PRODUCT_OPS: list[type[Operation]] = [
     AsyncDotOp,
     DotOperandOp,
+    HoldBackOp,
     JoinColumnsOp,
     OpaqueZeroOp,
     PinOp,

@@ -240,7 +240,7 @@ def _wait(role: Role, op: products.WaitOp) -> Result:
     return [role.any(pending).value for pending in op.pending]
 
 
-def _identity(role: Role, op: products.DotOperandOp | products.PinOp) -> Result:
+def _identity(role: Role, op: products.DotOperandOp | products.HoldBackOp | products.PinOp) -> Result:
     return [role.values[op.value]]
 
 
@@ -306,6 +306,7 @@ RULES: dict[type[Operation], Callable[..., Result]] = {
     products.WaitOp: _wait,
     products.DotOperandOp: _identity,
     products.PinOp: _identity,
+    products.HoldBackOp: _identity,
     products.SplitColumnsOp: _split_columns,
     products.JoinColumnsOp: _join_columns,
     products.OpaqueZeroOp: _opaque_zero,

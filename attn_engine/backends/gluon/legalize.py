@@ -19,6 +19,7 @@ SCHEDULE = (
     "tile-order-async",
     "tile-reduce-in-trees",
     "tile-advance-waits",
+    "tile-defer-weights",
     "tile-split-channels",
 )
 """The forward kernel to the async level."""

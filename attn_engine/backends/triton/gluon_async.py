@@ -259,6 +259,13 @@ def _pin(printer: FunctionPrinter, op: products.PinOp) -> None:
     )
 
 
+def _hold_back(printer: FunctionPrinter, op: products.HoldBackOp) -> None:
+    value = printer.text(op.value)
+    printer.assign(
+        op, f'gl.inline_asm_elementwise(HOLD_BACK, "=f,f", [{value}], dtype=gl.float32, is_pure=False, pack=1)'
+    )
+
+
 def _split_columns(printer: FunctionPrinter, op: products.SplitColumnsOp) -> None:
     rows, columns = tile.shape_of(op.low)
     halves = [printer.text(value) for value in (op.low, op.high)]
@@ -311,6 +318,7 @@ ASYNC_RULES: dict[type[Operation], Callable[..., None]] = {
     products.DotOperandOp: _dot_operand,
     products.ReducePartialOp: _reduce_partial,
     products.PinOp: _pin,
+    products.HoldBackOp: _hold_back,
     products.SplitColumnsOp: _split_columns,
     products.JoinColumnsOp: _join_columns,
     fragments.ToFragmentsOp: _to_fragments,

@@ -55,6 +55,12 @@ def _pin_wide(count):
 
 
 PIN_WIDE = gl.constexpr(_pin_wide(32))
+# A loop that every thread leaves after one turn, with what it has sent itself: ptxas cannot know, nor take what depends on
+# that in front of the loop. What all threads have alike it would see through.
+HOLD_BACK = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 x, y, l; mov.b32 x, $1; mov.u32 l, %laneid; look: xor.b32 y, x, l;"
+    " shfl.sync.idx.b32 y, y, l, 31, 0xffffffff; xor.b32 y, y, l; setp.ne.b32 p, y, x; @p bra look; mov.b32 $0, y; }"
+)
 PIN_WIDE_CONSTRAINTS = gl.constexpr(",".join(["=r"] * 32 + ["r"] * 32))
 RECIPROCAL = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 SINE = gl.constexpr("sin.approx.ftz.f32 $0, $1;")

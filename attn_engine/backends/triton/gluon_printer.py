@@ -24,6 +24,7 @@ RESERVED = (
         "PIN",
         "PIN_WIDE",
         "PIN_WIDE_CONSTRAINTS",
+        "HOLD_BACK",
         "pin_wide",
         "load_diagonals",
         "add_diagonals",

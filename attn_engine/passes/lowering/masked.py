@@ -8,6 +8,7 @@ from xdsl.ir import Operation, SSAValue
 
 from attn_engine.ir.walks import behind
 from attn_engine.passes.lowering.program import Program
+from attn_engine.passes.lowering.vanish import scores_behind, vanishing
 
 _MINUS_INFINITY = float("-inf")
 _PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge")
@@ -22,6 +23,9 @@ def simplify_masked(program: Program) -> None:
     for op in list(program.block.ops):
         if isinstance(op, arith.SelectOp) and op.cond is program.visible and _number(op.rhs) == 0.0:
             _drop_select(program, op)
+    for op in list(program.block.ops):
+        if isinstance(op, arith.SelectOp) and op.cond is program.visible and _number(op.rhs) == 0.0:
+            _hide_score(program, op)
 
 
 def _number(value: SSAValue) -> float | None:
@@ -131,19 +135,36 @@ def _drop_select(program: Program, op: arith.SelectOp) -> None:
             return
 
 
-def _masked(program: Program, score: SSAValue, anchor: Operation) -> SSAValue:
-    """select(visible, score, -inf)."""
+def _hide_score(program: Program, op: arith.SelectOp) -> None:
+    """select(visible, weight(s), 0) to weight(select(visible, s, c)), for an infinity c whose weight is 0.
+
+    Blocks that are masked make weights as those that are not.
+    """
+    ops, score = scores_behind(op.lhs, len(program.axes(op.lhs)), program)
+    users = [use.operation for use in op.lhs.uses if use.operation.parent is program.block]
+    lowest = vanishing(op.lhs, score, program) if score is not None and users == [op] else None
+    if score is None or lowest is None:
+        return
+    inner = [each for each in program.block.ops if each in ops]
+    masked = _masked(program, score, inner[0], lowest)
+    for each in inner:
+        each.operands = [masked if value is score else value for value in each.operands]
+    op.result.replace_all_uses_with(op.lhs)
+
+
+def _masked(program: Program, score: SSAValue, anchor: Operation, lowest: float = _MINUS_INFINITY) -> SSAValue:
+    """select(visible, score, lowest)."""
     for op in program.block.ops:
         if op is anchor:
             break
         if not isinstance(op, arith.SelectOp) or op.cond is not program.visible or op.lhs is not score:
             continue
-        if _number(op.rhs) == _MINUS_INFINITY:
+        if _number(op.rhs) == lowest:
             return op.result
     assert program.visible is not None
-    lowest = arith.ConstantOp(FloatAttr(_MINUS_INFINITY, score.type))  # type: ignore[arg-type]
-    masked = arith.SelectOp(program.visible, score, lowest)
-    for each in (lowest, masked):
+    hidden = arith.ConstantOp(FloatAttr(lowest, score.type))  # type: ignore[arg-type]
+    masked = arith.SelectOp(program.visible, score, hidden)
+    for each in (hidden, masked):
         program.block.insert_op_before(each, anchor)
     return masked.result
 

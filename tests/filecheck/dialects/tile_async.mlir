@@ -39,6 +39,9 @@ tile.kernel @async(%x: !tile.descriptor<1x64x64xf16>, %y: !tile.descriptor<64x64
     %l = tile.reduce_partial sum %s groups 4 width 2 : tensor<64x64xf32> -> tensor<64x4xf32>
     // CHECK: tile.pin %l : tensor<64x4xf32>
     %lp = tile.pin %l : tensor<64x4xf32>
+    %one = arith.constant 1.000000e+00 : f32
+    // CHECK: tile.hold_back %one
+    %late = tile.hold_back %one
     %p2 = tile.async_dot %a, %at, %s layout <4x1, 64> : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, tensor<64x64xf32> -> !tile.pending<tensor<64x64xf32>>
     %t = tile.wait 0, %p2 : !tile.pending<tensor<64x64xf32>> -> tensor<64x64xf32>
     %o = tile.slot %ys[%c0] : !tile.buffer<1x64x64xf32, shared> -> !tile.buffer<64x64xf32, shared>
