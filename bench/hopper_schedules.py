@@ -59,6 +59,7 @@ MEET, APART = (
     Variant(f"slots released by {name}", None, (f"tile-specialize-warps{{apart={value}}}",))
     for name, value in (("warps that meet", "false"), ("each thread", "true"))
 )
+WITHIN = Variant("all weights within their step", without="tile-defer-weights")
 BEHIND = Variant("output waited for behind all weights", without="tile-advance-waits")
 HALVES = Variant("output waited for between halves of the weights", None, ("tile-advance-waits{halves=true}",))
 CHAIN = Variant("maxima one after the other", without="tile-reduce-in-trees")
@@ -88,7 +89,7 @@ _CAUSAL, _FULL = Definition(mask_mod=library.causal), Definition()
 _SIGMOID = Definition(row=library.sigmoid, mask_mod=library.causal)
 _ORDER = (DEFAULT, MEET, BEHIND, HALVES, CHAIN)
 _DEEP = (*_ORDER, HELD, stages(3), SHARED, combined(SHARED, HALVES))
-_NO_MAXIMA = (DEFAULT, APART, HALVES, combined(APART, HALVES), HELD, AT_ONCE)
+_NO_MAXIMA = (DEFAULT, WITHIN, APART, HALVES, combined(APART, HALVES), HELD, AT_ONCE)
 ROWS = (
     Row("causal", _CAUSAL, Shape(), (*_DEEP, WHOLE)),
     Row("full", _FULL, Shape(visible=1.0), _DEEP),
