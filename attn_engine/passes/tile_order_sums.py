@@ -179,13 +179,25 @@ def _check(consumer: Block, adds: Sequence[AsyncReduceAddOp], number: SSAValue) 
     if not adds:
         raise AsyncUnsupportedError("it adds nothing to memory in the order of its steps")
     own = depends_on(consumer, number)
-    bounds = [bound for op in consumer.walk() if isinstance(op, scf.ForOp) for bound in (op.lb, op.ub)]
-    if any(bound in own for bound in bounds) or any(isinstance(op, scf.IfOp | scf.WhileOp) for op in consumer.walk()):
+    if any(bound in own for bound in _ends(consumer)) or any(
+        isinstance(op, scf.IfOp | scf.WhileOp) for op in consumer.walk()
+    ):
         raise AsyncUnsupportedError("its programs do not go through all blocks")
     for add in adds:
         loop = add.parent_op()
         if not isinstance(loop, scf.ForOp) or add.coordinates[2] in loop.body.block.args[1:]:
             raise AsyncUnsupportedError("it adds in another step than its own")
+
+
+def _ends(consumer: Block) -> list[SSAValue]:
+    """Where the loops of a role begin and end; one that begins where another one ends is one with it."""
+    loops = [op for op in consumer.walk() if isinstance(op, scf.ForOp)]
+    starts, stops = [op.lb for op in loops], [op.ub for op in loops]
+    for value in list(stops):
+        if value in starts:
+            starts.remove(value)
+            stops.remove(value)
+    return [*starts, *stops]
 
 
 @dataclass(frozen=True)
