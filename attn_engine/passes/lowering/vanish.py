@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math as numbers
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Operation, SSAValue
 
+from attn_engine.ir.walks import bottom_up, operands_of
 from attn_engine.passes.lowering.program import Program
 from attn_engine.passes.simplify_rule import predicate_of
 
@@ -32,7 +33,7 @@ def scores_behind(weight: SSAValue, rank: int, program: Program) -> tuple[set[Op
     while work:
         value = work.pop()
         owner = value.owner
-        if len(program.axes(value)) < rank:
+        if owner in ops or len(program.axes(value)) < rank:
             continue
         if isinstance(owner, Operation) and owner.parent is program.block and type(owner) in _STEPS:
             ops.add(owner)
@@ -53,20 +54,28 @@ def vanishing(weight: SSAValue, score: SSAValue, program: Program) -> float | No
 
 def known(value: SSAValue, score: SSAValue, at: float, program: Program) -> Known:
     """What is known of a value where the score is an infinity."""
-    if value is score:
-        return at
-    if value in program.positive:
-        return Some(1)
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
-        return owner.value.value.data
-    if not isinstance(owner, Operation) or type(owner) not in _STEPS:
-        return None
-    operands = [known(operand, score, at, program) for operand in owner.operands]
-    if isinstance(owner, arith.CmpfOp):
-        return _compare(predicate_of(owner), *operands)
-    found = _RULES[type(owner)](*operands)
-    return None if isinstance(found, float) and numbers.isnan(found) else found
+    found: dict[SSAValue, Known] = {score: at}
+
+    def steps(of: SSAValue) -> Iterable[SSAValue]:
+        owner = of.owner
+        taken = of not in program.positive and isinstance(owner, Operation) and type(owner) in _STEPS
+        return operands_of(of) if taken else ()
+
+    def here(of: SSAValue) -> Known:
+        owner = of.owner
+        if of in program.positive:
+            return Some(1)
+        if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
+            return owner.value.value.data
+        if not isinstance(owner, Operation) or type(owner) not in _STEPS:
+            return None
+        operands = [found[operand] for operand in owner.operands]
+        if isinstance(owner, arith.CmpfOp):
+            return _compare(predicate_of(owner), *operands)
+        result = _RULES[type(owner)](*operands)
+        return None if isinstance(result, float) and numbers.isnan(result) else result
+
+    return bottom_up(value, steps, here, found)
 
 
 def _compare(predicate: str, a: Known, b: Known) -> Known:
