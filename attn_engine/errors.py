@@ -39,6 +39,10 @@ class BackendUnavailableError(AttnEngineError):
         self.backend = backend
 
 
+class EndlessKernelError(AttnEngineError):
+    """A generated kernel has a barrier to which only some of the threads come that it waits for."""
+
+
 class ToolError(AttnEngineError):
     """A program of the compiler's tool chain failed."""
 

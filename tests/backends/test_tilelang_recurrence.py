@@ -11,6 +11,7 @@ import torch
 from xdsl.parser import Parser
 
 from attn_engine.backends.tilelang.backend import BACKEND
+from attn_engine.errors import EndlessKernelError
 from attn_engine.frontend.recurrence import Kind
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
@@ -166,6 +167,26 @@ def test_layouts_that_tilelang_refuses(form: str, arch: str, needed: str):
     """Should this fail with a later TileLang, the pass can go."""
     with pytest.raises(Exception, match=r"indices|[Ll]ayout"):
         lowered(kernel(form), arch, without=needed)
+
+
+def test_weights_and_decays_per_token_end_on_hopper(monkeypatch: pytest.MonkeyPatch):
+    """Without the twins of short vectors, half of the threads wait in a branch for the other half."""
+    from attn_engine.backends.tilelang import vectors
+    from attn_engine.backends.tilelang.build import lower
+
+    kind = Kind(torch.float16, 64, 64, "token", weight=True, initial=True)
+    schedule, place = default_schedule(Target("tilelang", "sm_90"), kind, 4, 200, tf32=False, stepwise=False)
+
+    def lower_sweep() -> str:
+        source = source_of(Request(kind, "tilelang", schedule, grouped=True, place=place))
+        head, table = source.split("KERNELS = {")
+        (entry,) = [line for line in table.splitlines() if '"forward_o_sweep"' in line]
+        return lower(f"{head}KERNELS = {{\n{entry}\n}}\n", "sm_90a")["forward_o_sweep"]
+
+    assert "__sync_thread_partial" in lower_sweep()
+    monkeypatch.setattr(vectors, "_share_repeated", lambda kernel: None)
+    with pytest.raises(EndlessKernelError, match="waits for 128 threads where 64 threads come"):
+        lower_sweep()
 
 
 def test_a_decay_per_token_for_hopper(tmp_path: Path):

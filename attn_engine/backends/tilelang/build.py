@@ -10,6 +10,8 @@ from typing import Any
 
 from attn_engine.backends.backend import Availability, Plan
 from attn_engine.backends.source_module import load_source
+from attn_engine.backends.tilelang.barriers import barriers_of_some
+from attn_engine.errors import EndlessKernelError
 
 
 def load(source: str) -> ModuleType:
@@ -45,14 +47,39 @@ def lower(source: str, arch: str) -> dict[str, str]:
 
     def lowered(program: Any) -> str:
         with target, language.transform.PassContext(opt_level=3):
-            return compiler.lower(program, target=target).kernel_source
+            return _ending(compiler.lower(program, target=target).kernel_source)
 
     return {name: device_source(*entry) for name, entry in module.KERNELS.items()}
 
 
 def build(source: str) -> Mapping[str, Plan]:
-    """One callable per plan. A kernel is compiled at its first launch, for the current device."""
-    return plans_of(load(source))
+    """One callable per plan. A kernel is compiled at its first launch, for the current device.
+
+    Raises:
+        EndlessKernelError: at that launch, if TileLang's kernel would never end.
+    """
+    module: Any = load(source)
+    if not hasattr(module, "TRUSTING"):
+        module.TRUSTING = trusting = module.COMPILE
+
+        def compile_ending(program: Any) -> Any:
+            kernel = trusting(program)
+            _ending(kernel.get_kernel_source())
+            return kernel
+
+        module.COMPILE = compile_ending
+    return plans_of(module)
+
+
+def _ending(source: str) -> str:
+    """A kernel's source, all of whose threads come to its barriers."""
+    lost = barriers_of_some(source)
+    if lost:
+        raise EndlessKernelError(
+            f"TileLang generated a kernel that would never end ({lost[0]}); take another backend, for example"
+            ' backend="triton", or other block sizes'
+        )
+    return source
 
 
 def check() -> Availability:

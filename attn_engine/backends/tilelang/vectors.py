@@ -14,6 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from attn_engine.backends.tilelang.printer import integer_attribute
 from attn_engine.backends.tilelang.tiles import Tiles, is_tile
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_check import writes
@@ -123,6 +124,15 @@ def _twin(kernel: tile.KernelOp, vector: SSAValue) -> SSAValue:
 # --- computed vectors --------------------------------------------------------------------------
 
 
+def _to_shared(use: _Use, kernel: tile.KernelOp, twins: dict[SSAValue, SSAValue]) -> None:
+    """A map reads a vector from its twin in shared memory."""
+    twin = twins.get(use.vector) or _twin(kernel, use.vector)
+    twins[use.vector] = twin
+    if not _is_current(use.op, use.vector, twin):
+        Rewriter.insert_op(CopyOp(use.vector, twin), InsertPoint.before(use.op))
+    use.op.operands[use.place] = twin
+
+
 def _kept_axis(uses: list[_Use]) -> tuple[int, tuple[int, ...]]:
     """The axis, and the tile, along which the most uses lie; rows if both have as many."""
     weights = Counter[tuple[int, tuple[int, ...]]]()
@@ -139,11 +149,7 @@ def _turn(kernel: tile.KernelOp, uses: list[_Use]) -> None:
         if isinstance(use.op, BufferReduceOp):
             _turn_result(kernel, use.op)
         else:
-            twin = twins.get(use.vector) or _twin(kernel, use.vector)
-            twins[use.vector] = twin
-            if not _is_current(use.op, use.vector, twin):
-                Rewriter.insert_op(CopyOp(use.vector, twin), InsertPoint.before(use.op))
-            use.op.operands[use.place] = twin
+            _to_shared(use, kernel, twins)
 
 
 def _insert(kernel: tile.KernelOp, alloc: BufferAllocOp) -> SSAValue:
@@ -175,6 +181,29 @@ def _is_current(op: Operation, vector: SSAValue, twin: SSAValue) -> bool:
     return False
 
 
+# --- tiles held more than once -----------------------------------------------------------------
+
+
+def _share_repeated(kernel: tile.KernelOp) -> None:
+    """Vectors shorter than the threads, along tiles that no product fixes and that go to shared memory themselves.
+
+    Threads hold such a vector more than once, and with it the tile; of the threads that hold the same, only some write it.
+    """
+    tiles, threads = Tiles.of(kernel), integer_attribute(kernel, "threads", 128)
+    written = {tiles.alike[op.source] for op in kernel.walk() if isinstance(op, CopyOp) and _leaves(op)}
+    twins: dict[SSAValue, SSAValue] = {}
+    for use in list(_uses(kernel)):
+        short = buffer_type(use.vector).get_shape()[0] < threads
+        outputs = use.op.outputs if short and use.sizes and isinstance(use.op, BufferMapOp) else ()
+        if any(is_tile(o) and tiles.alike[o] in written for o in outputs):
+            _to_shared(use, kernel, twins)
+
+
+def _leaves(op: CopyOp) -> bool:
+    """Whether it takes a tile from registers to shared memory."""
+    return is_tile(op.source) and not is_fragment(op.target)
+
+
 @dataclass(frozen=True)
 class TilelangShareVectorsPass(ModulePass):
     """Lets no vector lie along the rows of one tile and the columns of another: TileLang finds no layout for such.
@@ -196,7 +225,8 @@ class TilelangShareVectorsPass(ModulePass):
     Threads hold vectors alike that are computed from each other element by element: if any of these lie along both
     axes, those that are only loaded are loaded to shared memory, and for the rest the axis stays that most uses have.
     Products fix how threads hold their accumulators and what is computed with these element by element; among tiles
-    without such a tie, those of other sizes are other tiles, and their rows are not those of products.
+    without such a tie, those of other sizes are other tiles, and their rows are not those of products. Where such a tile
+    goes to shared memory, so do vectors along it that are shorter than the threads: or it would be held more than once.
     """
 
     name = "tilelang-share-vectors"
@@ -206,3 +236,4 @@ class TilelangShareVectorsPass(ModulePass):
             _move_loaded(kernel)
             for uses in _crossing(kernel).values():
                 _turn(kernel, uses)
+            _share_repeated(kernel)
