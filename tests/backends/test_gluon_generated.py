@@ -95,11 +95,10 @@ def test_two_ranges_of_blocks_have_the_code_of_one():
 
 
 def test_a_row_function_without_states_is_pinned():
-    """Half of a step's weights are found under the products for scores, the others under those for the output."""
+    """Half of a step's weights lie under the products for scores, half under the output; no division, one factor a score."""
     compiled = assembly(Definition(row=library.sigmoid, mask_mod=library.causal), 128, lse=False)
     assert compiled.products == 96 and compiled.warnings == () and compiled.spilled_bytes == 0
-    overlapped = [step for step in compiled.steps() if order(step) == "HEH1E0"]
-    assert overlapped and len(overlapped[0]) < 460  # no division in it, and one factor a score
+    assert any(len(step) < 460 for step in compiled.steps() if order(step) == "HEH1E0")
 
 
 def test_a_soft_cap_costs_four_instructions_a_score():
