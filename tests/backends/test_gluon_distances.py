@@ -20,19 +20,24 @@ TABLE = torch.zeros(4, 9).requires_grad_()
 MOST_MOVES = 24
 
 
-def test_by_the_kernels_that_multiply(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """A forward of 128 keys a step, and gradients of 64 queries a step, of all operands and the table in one kernel."""
-    from attn_engine.backends.triton.gluon_ahead import compile_ahead
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
-    view, wrt = View(head_dim=128, backward=True), ("q", "k", "v", "0")
+def parts_by_distance(head_dim: int) -> list[driver.Part]:
+    """A causal attention with a table by distance, and all of its gradients, in whole blocks."""
+    view, wrt = View(head_dim=head_dim, backward=True), ("q", "k", "v", "0")
     attention = attn_engine.compile(
         score_mod=lambda s, b, h, q, kv: s + TABLE[h, (q - kv) % 9], mask_mod=library.causal
     )
     module = attention._traced(view)
     schedule = candidate_schedules(Target("gluon", "sm_90"), module)[0]
     request = Request(wrt, "gluon", schedule, Facts(True, True, exact=True, multiple=128), descriptors=True)
-    parts = driver.to_parts(driver.to_attn(module, wrt), request)
+    return driver.to_parts(driver.to_attn(module, wrt), request)
+
+
+def test_by_the_kernels_that_multiply(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """A forward of 128 keys a step, and gradients of 64 queries a step, of all operands and the table in one kernel."""
+    from attn_engine.backends.triton.gluon_ahead import compile_ahead
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
+    parts = parts_by_distance(128)
     assert [part.backend.name for part in parts] == ["gluon", "gluon"]
     for part, kernel, loads, adds in ((parts[0], "forward_kernel", 36, 0), (parts[1], "backward_dkdv", 18, 3)):
         assembly = compile_ahead(part.source, kernel)

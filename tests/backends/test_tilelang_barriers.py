@@ -37,6 +37,7 @@ ROLES = """
         (f"{BRANCH}for (int i = 0; i < 8; ++i) {{\n__syncthreads();\n}}\n}}\n", "256 threads where 64 threads"),
         (ROLES.replace("BODY", f"{BRANCH}tl::__sync_thread_partial(3, 128);\n}}"), "128 threads where 64 threads"),
         ("if ((((int)threadIdx.x) < 8) && (((int)threadIdx.x) != 3)) {\n__syncthreads();\n}\n", "where 7 threads"),
+        ("if ((5 < (int)threadIdx.x) && (threadIdx.x < 8)) {\n__syncthreads();\n}\n", "where 2 threads"),
         ("if ((n + ((int)threadIdx.x)) < 9) {\n__syncthreads();\n}\n", "where some threads come"),
     ],
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 _BRANCH = re.compile(r"^(?:\} else )?if \((.*)\) \{$")
 _BARRIER = re.compile(r"__syncthreads\(\)|__sync_thread_partial\(\d+, (\d+)\)|__sync_thread_partial<\d+, (\d+)>\(\)")
-_THREAD = re.compile(r"\(?\(int\)threadIdx\.x\)?|threadIdx\.x")
+_THREAD = re.compile(r"\(\(int\)threadIdx\.x\)|(\(int\))?threadIdx\.x")
 _TOKEN = re.compile(r"[\s\d()<>=+\-*/%&|^~!t]+")
 
 Threads = frozenset[int]
