@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.experimental.gluon.language  # noqa: F401  # pyright: ignore[reportUnusedImport]  (imported before any kernel is interpreted; afterwards it does not compile)
 import triton.language as tl
 from triton.runtime import interpreter as triton_interpreter
 
