@@ -20,10 +20,9 @@ if str(ROOT) not in sys.path:
 
 from attn_engine.backends.backend import BACKENDS, get_backend  # noqa: E402
 from attn_engine.universe import PASSES  # noqa: E402
+from docs.front_page import lines_of, picture, table  # noqa: E402
 
 NO_FIGURES = "No figures have been recorded yet: `make gpu` on a GPU machine writes them to `bench/results`."
-SHOWN = ("hopper_forward_h200", "attention_h200", "custom_h200", "recurrence_h200")
-"""The results whose first table README.md shows, by the start of their names."""
 FIGURES = """\
 # Figures
 
@@ -94,18 +93,10 @@ def passes_page() -> str:
     return "\n".join(parts)
 
 
-def figures(*kinds: str) -> str:
-    """The recorded results one after the other; of some kinds, if they are named, up to the end of the first table."""
-    folder = ROOT / "bench" / "results"
-    texts = [file.read_text().strip() for kind in kinds or ("",) for file in sorted(folder.glob(f"{kind}*.md"))]
-    return "\n\n".join(map(first_table, texts) if kinds else texts) or NO_FIGURES
-
-
-def first_table(text: str) -> str:
-    """What stands in front of a page's first table, and the table."""
-    parts = text.split("\n\n")
-    end = next((n for n, part in enumerate(parts) if part.startswith("|")), len(parts))
-    return "\n\n".join(parts[: end + 1])
+def figures() -> str:
+    """The recorded results one after the other."""
+    texts = [file.read_text().strip() for file in sorted((ROOT / "bench" / "results").glob("*.md"))]
+    return "\n\n".join(texts) or NO_FIGURES
 
 
 def backends() -> str:
@@ -130,11 +121,13 @@ def between_marks(text: str, name: str, content: str) -> str:
 def derived() -> dict[Path, str]:
     """Every derived file and what it should hold."""
     text, backend_text = ((ROOT / name).read_text() for name in ("README.md", "docs/backends.md"))
+    lines, speed = lines_of(ROOT / "bench" / "results"), ROOT / "docs" / "speed.svg"
     return {
+        speed: picture(lines, speed.read_text() if speed.exists() else ""),
         ROOT / "docs" / "passes.md": passes_page(),
         ROOT / "docs" / "backends.md": between_marks(backend_text, "backends", backends()),
         ROOT / "docs" / "figures.md": f"{FIGURES}\n{figures()}\n",
-        ROOT / "README.md": between_marks(text, "bench", figures(*SHOWN)),
+        ROOT / "README.md": between_marks(text, "bench", table(lines)),
     }
 
 

@@ -56,13 +56,6 @@ def test_figures_replace_what_stood_between_the_marks(generate: ModuleType, monk
         generate.between_marks("no marks", "bench", "")
 
 
-def test_the_front_page_shows_first_tables(generate: ModuleType):
-    text = "a card\nand its state\n\n| a |\n|---|\n\nmore\n\n| b |"
-    assert generate.first_table(text) == "a card\nand its state\n\n| a |\n|---|"
-    assert generate.first_table("no table\n\nat all") == "no table\n\nat all"
-    assert generate.figures().count("\n|---") > 2 * generate.figures(*generate.SHOWN).count("\n|---") > 2
-
-
 def test_every_backend_is_in_the_table():
     page = (ROOT / "docs" / "backends.md").read_text()
     assert [name for name in BACKENDS if f"| `{name}` |" not in page] == []
