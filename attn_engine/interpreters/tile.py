@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, ModuleOp
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from attn_engine.dialects import tile
@@ -224,8 +224,11 @@ def _await(machine: Machine, op: AwaitOp) -> Sequence[Tensor]:
 def _constant(machine: Machine, op: arith.ConstantOp) -> Sequence[Tensor]:
     if not isinstance(op.value, DenseIntOrFPElementsAttr):
         return [SCALAR_OPS[arith.ConstantOp](op, [], machine.dtype_of)]
-    shape, values = op.value.get_shape(), op.value.get_values()
-    return [torch.tensor(values, dtype=machine.dtype_of(tile.element_of(op.result))).reshape(shape)]
+    shape, dtype = op.value.get_shape(), machine.dtype_of(tile.element_of(op.result))
+    number = tile.splat_of(op.value)
+    if isinstance(number, IntegerAttr | FloatAttr):
+        return [torch.full(shape, number.value.data, dtype=dtype)]
+    return [torch.tensor(op.value.get_values(), dtype=dtype).reshape(shape)]
 
 
 def _truncf(machine: Machine, op: arith.TruncFOp) -> Sequence[Tensor]:

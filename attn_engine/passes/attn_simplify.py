@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure
-from xdsl.transforms.common_subexpression_elimination import KnownOps
+from xdsl.traits import IsolatedFromAbove, IsTerminator, OpTrait, Pure
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from attn_engine.dialects import attn, tile
@@ -41,11 +41,21 @@ def _nested(op: Operation) -> list[Block]:
     return [block for region in op.regions for block in region.blocks]
 
 
+def _within(op: Operation) -> list[Block]:
+    """The blocks of an operation that see what is around it."""
+    return [] if not op.regions or _has_trait(type(op), IsolatedFromAbove) else _nested(op)
+
+
+@cache
+def _has_trait(kind: type[Operation], trait: type[OpTrait]) -> bool:
+    return kind.has_trait(trait)
+
+
 def _rewrite_block(block: Block) -> bool:
     """One sweep of folding and algebra, operands before users."""
     changed = False
     for op in list(block.ops):
-        for inner in _nested(op):
+        for inner in _within(op):
             changed |= _rewrite_block(inner)
         if (folded := fold_constants(op)) is not None:
             change = (folded,)
@@ -66,20 +76,52 @@ def _reads_only_captures(op: Operation) -> bool:
 
 def _is_shareable(op: Operation) -> bool:
     """Whether an equal operation before it gives the same results."""
-    return not op.has_trait(IsTerminator) and (op.has_trait(Pure) or _reads_only_captures(op))
+    return not _has_trait(type(op), IsTerminator) and (_has_trait(type(op), Pure) or _reads_only_captures(op))
 
 
-def _share(block: Block, known: KnownOps) -> bool:
+@dataclass
+class _Known:
+    """The operations met so far in a block and in those around it, to find the equal one among."""
+
+    around: _Known | None = None
+    _found: dict[tuple[object, ...], list[Operation]] = field(default_factory=dict[tuple[object, ...], list[Operation]])
+
+    def first(self, op: Operation) -> Operation | None:
+        """The equal operation met first; where there is none, this one is from now on."""
+        # Few have the same operands: only constants, which have none, are told apart by what they hold.
+        held = () if op.operands else (frozenset(op.attributes.items()), frozenset(op.properties.items()))
+        key = (type(op), *op.operands, *held)
+        known: _Known | None = self
+        while known is not None:
+            for other in known._found.get(key, ()):
+                if _are_equal(op, other):
+                    return other
+            known = known.around
+        self._found.setdefault(key, []).append(op)
+        return None
+
+
+def _are_equal(op: Operation, other: Operation) -> bool:
+    """Whether two operations of one kind on the same operands are the same otherwise."""
+    return (
+        op.name == other.name
+        and op.attributes == other.attributes
+        and op.properties == other.properties
+        and op.result_types == other.result_types
+        and all(a.is_structurally_equivalent(b) for a, b in zip(op.regions, other.regions, strict=True))
+    )
+
+
+def _share(block: Block, known: _Known) -> bool:
     """Uses the first of equal operations for all of them; nested regions see what dominates them."""
     changed = False
     for op in list(block.ops):
-        for inner in _nested(op):
-            changed |= _share(inner, KnownOps() if op.has_trait(IsolatedFromAbove) else KnownOps(known))
+        for inner in _within(op):
+            changed |= _share(inner, _Known(known))
         if not _is_shareable(op):
             continue
-        first = known.get(op)
+        first = known.first(op)
         if first is None:
-            known[op] = op
             continue
         for old, new in zip(op.results, first.results, strict=True):
             _keep_name(old, new)
@@ -96,18 +138,26 @@ def _erase_dead(block: Block) -> bool:
             Rewriter.erase_op(op)
             changed = True
             continue
-        for inner in _nested(op):
+        for inner in _within(op):
             changed |= _erase_dead(inner)
     return changed
 
 
 def simplify(op: Operation) -> None:
     """Simplifies every region below this operation, in place; the operation itself stays."""
+    # Nothing goes in or out of a function or a kernel: each is done for itself, as often as it needs.
+    inner = [o for o in op.walk() if _has_trait(type(o), IsolatedFromAbove)]
+    for isolated in reversed([o for o in inner if o is not op]):
+        _simplify_regions(isolated)
+    _simplify_regions(op)
+
+
+def _simplify_regions(op: Operation) -> None:
     for block in _nested(op):
         changed = True
         while changed:
             changed = _rewrite_block(block)
-            changed |= _share(block, KnownOps())
+            changed |= _share(block, _Known())
             changed |= _erase_dead(block)
 
 

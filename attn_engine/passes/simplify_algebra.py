@@ -13,24 +13,26 @@ from attn_engine.passes.simplify_integers import INTEGER_RULES
 from attn_engine.passes.simplify_rule import Change, Rule
 
 # Not tensors, not `index`: rules make constants of the result's type.
-SCALARS: tuple[type[Attribute], ...] = (IntegerType, Float16Type, BFloat16Type, Float32Type, Float64Type)
-COMMUTATIVE = (
-    arith.AddfOp,
-    arith.AddiOp,
-    arith.AndIOp,
-    arith.MaximumfOp,
-    arith.MaxSIOp,
-    arith.MinimumfOp,
-    arith.MinSIOp,
-    arith.MulfOp,
-    arith.MuliOp,
-    arith.OrIOp,
-    arith.XOrIOp,
+SCALARS: frozenset[type[Attribute]] = frozenset((IntegerType, Float16Type, BFloat16Type, Float32Type, Float64Type))
+COMMUTATIVE: frozenset[type[Operation]] = frozenset(
+    {
+        arith.AddfOp,
+        arith.AddiOp,
+        arith.AndIOp,
+        arith.MaximumfOp,
+        arith.MaxSIOp,
+        arith.MinimumfOp,
+        arith.MinSIOp,
+        arith.MulfOp,
+        arith.MuliOp,
+        arith.OrIOp,
+        arith.XOrIOp,
+    }
 )
 
 
 def _constant_right(op: Operation) -> Change:
-    if not isinstance(op, COMMUTATIVE):
+    if type(op) not in COMMUTATIVE:
         return None
     a, b = op.operands
     if constant_of(a) is None or constant_of(b) is not None:
@@ -51,7 +53,7 @@ RULES: dict[type[Operation], Rule] = {**FLOAT_RULES, **INTEGER_RULES, attn.RowRe
 
 def rewrite(op: Operation) -> Change:
     """The change that some rule makes to this scalar operation, if any."""
-    if len(op.results) != 1 or not isinstance(op.results[0].type, SCALARS):
+    if len(op.results) != 1 or type(op.results[0].type) not in SCALARS:
         return None
     if (change := _constant_right(op)) is not None:
         return change

@@ -20,27 +20,29 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
     f32,
+    i1,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
 Number: TypeAlias = int | float
 
 # The result types that are folded.
-FOLDED: tuple[type[Attribute], ...] = (Float32Type, IntegerType)
+FOLDED: frozenset[type[Attribute]] = frozenset((Float32Type, IntegerType))
 INF = float("inf")
 NAN = float("nan")
 
 
 def constant_of(value: SSAValue) -> Number | None:
     """The number that a scalar `arith.constant` gives; i1 as 0 or 1, anything else than a constant as None."""
-    if not isinstance(value.owner, arith.ConstantOp):
+    owner = value.owner
+    if type(owner) is not arith.ConstantOp:
         return None
-    attribute = value.owner.value
+    attribute = owner.value
     if isinstance(attribute, FloatAttr):
         return attribute.value.data
     if not isinstance(attribute, IntegerAttr):
         return None
-    return attribute.value.data & 1 if attribute.type == IntegerType(1) else attribute.value.data
+    return attribute.value.data & 1 if attribute.type == i1 else attribute.value.data
 
 
 def is_constant(value: SSAValue, number: Number) -> bool:
@@ -185,7 +187,7 @@ def _fold_cast(op: Operation, number: Number) -> Number | None:
 
 def fold_constants(op: Operation) -> arith.ConstantOp | None:
     """The constant that a one-result scalar operation on constants gives, or None."""
-    if len(op.results) != 1 or not op.operands or not isinstance(op.results[0].type, FOLDED):
+    if len(op.results) != 1 or not op.operands or type(op.results[0].type) not in FOLDED:
         return None
     args: list[Number] = []
     for operand in op.operands:
@@ -199,7 +201,7 @@ def fold_constants(op: Operation) -> arith.ConstantOp | None:
 
 def _evaluate(op: Operation, args: list[Number]) -> Number | None:
     kind = type(op)
-    if op.operands[0].type == IntegerType(1) and kind not in BOOLEAN:
+    if op.operands[0].type == i1 and kind not in BOOLEAN:
         return None
     if kind in INTEGER:
         return INTEGER[kind](int(args[0]), int(args[1]))

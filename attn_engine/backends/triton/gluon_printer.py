@@ -138,10 +138,11 @@ def splat(op: arith.ConstantOp) -> str:
     """The one number of a constant."""
     number = op.value
     if isa(number, DenseIntOrFPElementsAttr):
-        if not number.is_splat():
+        one = tile.splat_of(number)
+        if one is None:
             raise UnsupportedOpError("arith.constant of different elements", types.BACKEND_NAME)
-        number = number.get_attrs()[0]
-    if not isinstance(number, IntegerAttr | FloatAttr):
+        number = one
+    if not isa(number, IntegerAttr) and not isa(number, FloatAttr):
         raise UnsupportedOpError(f"arith.constant {op.value}", types.BACKEND_NAME)
     return python_literal(number)
 
