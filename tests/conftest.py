@@ -18,3 +18,9 @@ else:
     # How fast examples come says something about the machine, which others may share, and nothing about the code.
     settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any_machine")
+
+
+def pytest_configure() -> None:
+    from tests.support.verified import verify_alike_once
+
+    verify_alike_once()
