@@ -83,12 +83,18 @@ class Compiled:
     signature: Signature
     plans: Mapping[str, Any]
     source: str
-    tile_ir: str
+    lower: Callable[[], Sequence[Part]] = field(repr=False)
+    """Lowers the attention again."""
     key: str = field(default="")
     descriptors: bool = False
     """Whether tensors must lie as descriptors want them."""
     parts: tuple[tuple[str, str], ...] = ()
     """Backend and text of each part of the source, but for those that look at their own kernels."""
+
+    @property
+    def tile_ir(self) -> str:
+        """The kernels before they became source. Nothing that runs needs this text, and it takes long to print."""
+        return "\n".join(str(part.tiles) for part in self.lower())
 
 
 @cache
@@ -349,13 +355,15 @@ def _stored(shape: Signature, parts: Sequence[Part]) -> frozenset[int]:
 
 
 def _compile(module: ModuleOp, request: Request, key: str) -> Compiled:
+    def lower() -> list[Part]:
+        return to_parts(to_attn(module, request.wrt), request)
+
     lowered = to_attn(module, request.wrt)
     shape = signature(lowered)
     parts = to_parts(lowered, request)
     shape = replace(shape, stored=_stored(shape, parts))
     sources = [part.source for part in parts]
     plans = {name: p for part, text in zip(parts, sources, strict=True) for name, p in part.build(text).items()}
-    tile_ir = "\n".join(str(part.tiles) for part in parts)
     texts = tuple((part.backend.name, text) for part, text in zip(parts, sources, strict=True) if part.plain is None)
     descriptors = request.descriptors or any(part.backend.level is Level.ASYNC for part in parts)
-    return Compiled(shape, plans, "\n".join(sources), tile_ir, key, descriptors, texts)
+    return Compiled(shape, plans, "\n".join(sources), lower, key, descriptors, texts)

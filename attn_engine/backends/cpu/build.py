@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import linecache
 from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
 
 from attn_engine.backends.backend import Availability, Plan
 
@@ -15,10 +16,9 @@ def build(source: str) -> Mapping[str, Plan]:
     name = f"<attn_engine cpu {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     # Tracebacks into generated code show its lines.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Plan] = {}
+    namespace: dict[str, Any] = {}
     exec(compile(source, name, "exec"), namespace)
-    defined = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return {function: namespace[function] for function in defined}
+    return {n: f for n, f in namespace.items() if isinstance(f, FunctionType) and f.__code__.co_filename == name}
 
 
 def check() -> Availability:
