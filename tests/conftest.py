@@ -1,5 +1,6 @@
 """Makes `tests.support` importable, and keeps torch to one thread: tests run side by side, on small tensors."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -24,3 +25,10 @@ def pytest_configure() -> None:
     from tests.support.verified import verify_alike_once
 
     verify_alike_once()
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not look through it again, nor after every few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

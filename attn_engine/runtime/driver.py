@@ -27,6 +27,7 @@ from attn_engine.ir.schedule import Kind, Schedule
 from attn_engine.passes.lowering.backward import fuses
 from attn_engine.passes.lowering.diagonals import by_distance
 from attn_engine.passes.lowering.score_gradients import ScoreGradient, score_gradients, stored
+from attn_engine.runtime.collector import no_collection
 from attn_engine.runtime.env import settings
 from attn_engine.runtime.schedules import apart, convert_spec, with_gradients
 from attn_engine.universe import PASSES, make_context
@@ -102,6 +103,7 @@ def context() -> Context:
     return make_context()
 
 
+@no_collection()
 def run_passes(module: ModuleOp, specs: tuple[str, ...]) -> None:
     """Applies passes in order, each verified if the settings say so."""
     verify = settings().verify_each
