@@ -19,7 +19,7 @@ from attn_engine.backends.gluon.legalize import PREPARE, SCHEDULE, supports
 from attn_engine.dialects import tile as dialect
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.frontend import Definition, build
-from attn_engine.interpreters import tile, tile_async
+from attn_engine.interpreters import tile_async
 from attn_engine.interpreters.tile_async_order import AsyncProtocolError
 from attn_engine.interpreters.tile_async_state import DeadlockError
 from attn_engine.passes.lowering.kernel import Blocks
@@ -105,7 +105,6 @@ class Compiled:
         pipeline = f'tile-pipeline{{queries="{queries}"}}' if queries else "tile-pipeline"
         for spec in (*PREPARE, *(pipeline if s == "tile-pipeline" else s for s in SCHEDULE[:passes])):
             driver.run_passes(module, (spec,))
-            module.verify()
         return module
 
 
@@ -245,18 +244,6 @@ def test_one_program_and_more_than_tiles(processors: int):
     check("causal", (1, 3, 3), (300, 300), range(2), processors)
 
 
-@pytest.mark.parametrize("name", ["causal", "sigmoid"])
-@pytest.mark.parametrize("passes", range(1, len(SCHEDULE) + 1))
-def test_every_prefix_means_the_same(name: str, passes: int):
-    """In half precision, against the value level: both round alike but for the order of blocks."""
-    made, operands = compiled(name), inputs((1, 2, 1), (200, 300), torch.float16)
-    want = outputs(operands[0], made.rows)
-    tile.run_plan(made.value, "forward", [*operands, *want, *made.captures, D**-0.5])
-    got = run(made.scheduled(passes), made, operands, seed=passes)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
-
-
 def heads_in_flight(monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], length: int) -> int:
     """What a plan passes on where 16384 positions fit."""
     module = compiled("causal").value.clone()
@@ -385,7 +372,6 @@ def test_threads_may_release_what_products_alone_read(name: str):
     module = made.value.clone()
     apart = "tile-specialize-warps{apart=true}"
     driver.run_passes(module, (*PREPARE, *(apart if s == "tile-specialize-warps" else s for s in SCHEDULE)))
-    module.verify()
     found = re.findall(r"%(\w+) = tile.make_barriers count 2 : !tile.barriers<2(, 128)?>", str(module))
     apart_of = {name: bool(threads) for name, threads in found}
     assert apart_of["k_empty"] and apart_of["v_empty"] and not apart_of["tile_empty"]
