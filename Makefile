@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 OUT ?= out
 
-.PHONY: demo test lint types filecheck unit docs gpu bench fuzz parity clean
+.PHONY: demo test checks lint types filecheck unit docs gpu bench fuzz parity clean
 
 # torch by itself first: a CPU build where the index has one, and no other package may pull in a CUDA build.
 $(READY): pyproject.toml
@@ -18,7 +18,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python -m examples.demo --out $(OUT)
 
-test: lint types filecheck unit
+test: checks unit
+
+# Of these the type checker keeps one core busy; each writes when it is done.
+checks: $(READY)
+	$(MAKE) --jobs=2 --output-sync=target lint types filecheck
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,8 +34,10 @@ types: $(READY)
 filecheck: $(READY)
 	$(BIN)/lit -j $(JOBS) tests/filecheck
 
+# Each worker starts with a run of tests of its own, for those that stand together share what they compile, and takes
+# from another when it is done.
 unit: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 
 # Pages and figures that are derived from the sources and from bench/results.
 docs: $(READY)
