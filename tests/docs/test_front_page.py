@@ -58,7 +58,9 @@ def test_one_definition_of_two_pages_is_one_line_with_the_closest_peer(tmp_path:
 
 
 def test_slower_than_the_peer_is_bold():
-    assert table([CAUSAL]).splitlines()[-1] == "| causal | B1 | 2.00 | FA4 1.90 | **0.95x** | 4.00 | cuDNN 4.80 | 1.20x |"
+    assert (
+        table([CAUSAL]).splitlines()[-1] == "| causal | B1 | 2.00 | FA4 1.90 | **0.95x** | 4.00 | cuDNN 4.80 | 1.20x |"
+    )
 
 
 def test_the_picture_is_drawn_anew_where_a_figure_changed():
