@@ -53,7 +53,7 @@ def errors(source: str, dtype: torch.dtype, causal: bool, sq: int, skv: int, hea
     q = torch.randn(batch, sq, q_heads, 64, generator=generator).to(dtype).transpose(1, 2)
     k, v = (torch.randn(batch, kv_heads, skv, 64, generator=generator).to(dtype) for _ in range(2))
     o, lse = torch.full_like(q, torch.nan), torch.full((batch, q_heads, sq), torch.nan)
-    run_on_cpu(source)[f"forward_{'causal' if causal else 'full'}"](q, k, v, o, lse, 0.125)
+    run_on_cpu(source, of_any_size=True)[f"forward_{'causal' if causal else 'full'}"](q, k, v, o, lse, 0.125)
     k, v = (x.double().repeat_interleave(q_heads // kv_heads, 1) for x in (k, v))
     s = q.double() @ k.transpose(2, 3) * 0.125
     if causal:

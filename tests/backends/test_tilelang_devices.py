@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def one_kernel(source: str, name: str) -> str:
     return f"{head}KERNELS = {{\n" + "\n".join(kept) + "\n}" + plans
 
 
+@cache
 def lowered(source: str, name: str, arch: str) -> str:
     from attn_engine.backends.tilelang.build import lower
 

@@ -155,7 +155,10 @@ def atomic_add(place, value):
 
 
 SIZES: dict[str, int] = {}
-"""Of the tensors that a program is made for: it is made anew for each set of sizes, which is quicker than for any."""
+"""Of the tensors that a program is made for: it is made anew for each set of sizes, which is quicker than for any.
+
+But not than for any once where a test calls with many.
+"""
 
 
 def dynamic(name, dtype="int32"):
@@ -178,10 +181,11 @@ def _compiled(program, facts, sizes):
     return tilelang.compile(made, target={"kind": "c"}, execution_backend="cython", pass_configs=options)
 
 
-def _built(program, *facts):
+def _built(program, *facts, of_any_size=False):
     def call(*arguments):
         dense = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in arguments]
-        _compiled(program, facts, tuple(_sizes(program, dense).items()))(*dense)
+        sizes = {} if of_any_size else _sizes(program, dense)
+        _compiled(program, facts, tuple(sizes.items()))(*dense)
         for argument, passed in zip(arguments, dense, strict=True):
             if isinstance(argument, torch.Tensor) and passed is not argument:
                 argument.copy_(passed)
@@ -189,12 +193,12 @@ def _built(program, *facts):
     return call
 
 
-def run_on_cpu(source: str) -> Mapping[str, Plan]:
+def run_on_cpu(source: str, of_any_size: bool = False) -> Mapping[str, Plan]:
     """The plans of a program's text, on the CPU."""
     language = "import tilelang.language as T"
     assert language in source
     module: Any = load(source.replace(language, _HERE))
-    module._built, module.CUDA = _built, False
+    module._built, module.CUDA = functools.partial(_built, of_any_size=of_any_size), False
     return plans_of(module)
 
 
