@@ -58,6 +58,11 @@ def _logaddexp(of_head: Tensor) -> Callable[..., Any]:
     return lambda s, b, h, q, kv: torch.logaddexp(s, of_head[h])
 
 
+def _some_below_zero(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    """All scores of every third row."""
+    return torch.where(q % 3 == 0, s - 300.0, s)
+
+
 CAUSAL = library.causal
 SINKS = library.or_masks(library.sliding_window(200), library.and_masks(CAUSAL, first_keys))
 FORWARD: dict[str, Callable[[], Case]] = {
@@ -77,6 +82,8 @@ FORWARD: dict[str, Callable[[], Case]] = {
     "causal D256": lambda: Case(mask_mod=CAUSAL, d=256, dv=256),
     "cap D256": lambda: Case(library.soft_cap(20.0), d=256, dv=256),
     "sine": lambda: Case(lambda s, b, h, q, kv: s + torch.sin(s), CAUSAL),
+    "some below zero": lambda: Case(_some_below_zero),
+    "some below zero D64": lambda: Case(_some_below_zero, CAUSAL, d=64, dv=64),
     "cosine of many turns": lambda: Case(lambda s, b, h, q, kv: s + torch.cos(200 * s)),
     "sum of exponentials": lambda: Case(_logaddexp(torch.randn(4, device=DEVICE)), CAUSAL),
     "to the last key": lambda: Case(mask_mod=lambda b, h, q, kv: (kv << 1) >= q - 4),

@@ -41,11 +41,17 @@ from attn_engine.dialects.tile_types import BufferType
 def is_gathered(value: SSAValue) -> bool:
     """Vectors read from memory: each element by one thread, and then spread to the layouts of their uses.
 
-    A vector along the columns of a product would be read by every thread whole, and live in registers as addresses.
+    A vector along the columns of a product would be read by every thread whole, and live in registers as addresses;
+    of one along its rows a thread has two in sixteen, and reads these.
     """
     owner = value.owner
     gathers = isinstance(owner, tile.MapOp) and any(isinstance(o, tile.GatherOp) for o in owner.body.block.ops)
     return gathers and len(tile.shape_of(value)) == 1
+
+
+def is_of_rows(layout: Layout) -> bool:
+    """Of a vector along the rows of a product."""
+    return isinstance(layout, Slice) and layout.axis == 1 and isinstance(layout.of, Mma)
 
 
 def is_free(value: SSAValue) -> bool:
@@ -71,7 +77,7 @@ class LayoutTable:
         """Gives a tile its layout, unless it has one; whether that is news."""
         if layout is None or value in self.of or is_free(value) or not isinstance(value.type, TensorType):
             return False
-        if is_gathered(value):
+        if is_gathered(value) and not is_of_rows(layout):
             layout = Blocked(tile.shape_of(value), self.warps)
         self.of[value] = layout
         return True

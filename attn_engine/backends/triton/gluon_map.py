@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, i1
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, bf16, f32, i1
 from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.hints import isa
@@ -47,6 +47,14 @@ def _compare_integers(printer: FunctionPrinter, op: arith.CmpiOp) -> None:
 
 def _compare_floats(printer: FunctionPrinter, op: arith.CmpfOp) -> None:
     _spell(printer, op, types.CMPF[op.predicate.value.data])
+
+
+def _extend(printer: FunctionPrinter, op: arith.ExtFOp) -> None:
+    """Pair by pair where bf16 lie in pairs: a cast of each would take the upper ones out of their registers first."""
+    if tile.element_of(op.input) != bf16 or tile.element_of(op.result) != f32 or not printer.map_axes.get(op.input):
+        _scalar(printer, op)
+        return
+    printer.assign(op, f"widen_pairs({printer.text(op.input)})")
 
 
 def _divide(printer: FunctionPrinter, op: arith.DivfOp) -> None:
@@ -234,6 +242,7 @@ def _gather(printer: FunctionPrinter, op: tile.GatherOp) -> None:
 _SCALAR_RULES: dict[type[Operation], Callable[..., None]] = {
     **dict.fromkeys(types.SCALAR_OPS, _scalar),
     **dict.fromkeys(types.FROM_INTEGER, _from_integer),
+    arith.ExtFOp: _extend,
     arith.DivfOp: _divide,
     **dict.fromkeys(types.APPROXIMATE, _function),
     math.RoundEvenOp: _round,

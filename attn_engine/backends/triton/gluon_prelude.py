@@ -67,6 +67,15 @@ SINE = gl.constexpr("sin.approx.ftz.f32 $0, $1;")
 COSINE = gl.constexpr("cos.approx.ftz.f32 $0, $1;")
 LOGARITHM = gl.constexpr("lg2.approx.f32 $0, $1;")
 OPAQUE_ZERO = gl.constexpr("and.b32 $0, $1, 0;")
+# A bf16 is the upper half of its f32.
+WIDEN_PAIR = gl.constexpr(
+    "{ .reg .b32 a, b; shl.b32 a, $2, 16; and.b32 b, $2, 0xffff0000; mov.b32 $0, a; mov.b32 $1, b; }"
+)
+
+
+@gluon.jit
+def widen_pairs(value):
+    return gl.inline_asm_elementwise(WIDEN_PAIR, "=f,=f,r", [value], dtype=gl.float32, is_pure=True, pack=2)
 
 
 @gluon.jit

@@ -30,6 +30,8 @@ RESERVED = (
         "add_diagonals",
         "RECIPROCAL",
         "OPAQUE_ZERO",
+        "WIDEN_PAIR",
+        "widen_pairs",
         "KERNELS",
         "PLANS",
         "_add",
