@@ -95,6 +95,8 @@ GRADIENTS: dict[str, Callable[[], Case]] = {
     "alibi": FORWARD["alibi"],
     "trained alibi": lambda: Case(library.alibi(slopes().requires_grad_()), CAUSAL),
     "sigmoid": FORWARD["sigmoid"],
+    "documents": FORWARD["documents"],
+    "table bf16": FORWARD["table bf16"],
     "table f32": FORWARD["table f32"],
     "sine": FORWARD["sine"],
     "sum of exponentials": FORWARD["sum of exponentials"],
