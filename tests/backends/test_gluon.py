@@ -14,6 +14,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from attn_engine.backends.triton.emit_gluon import emit
+from attn_engine.backends.triton import gluon_ahead
 from attn_engine.backends.triton.gluon_ahead import Assembly, compile_ahead
 from attn_engine.errors import DescriptorError, UnsupportedOpError, UnsupportedTileShapeError
 from attn_engine.universe import make_context
@@ -49,6 +50,19 @@ def test_print_and_parse_give_the_same_text(text: str):
     module, stream = parse(text), StringIO()
     Printer(stream).print_op(module)
     assert emit(parse(stream.getvalue())) == emit(module)
+
+
+def test_a_kernel_is_assembled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """By Triton; again only for remarks on a kernel that Triton takes from its cache."""
+    assembled: list[str] = []
+    again = gluon_ahead.remarks_of
+    monkeypatch.setattr(gluon_ahead, "remarks_of", lambda ptx: assembled.append(ptx) or again(ptx))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    source = emit(parse(EVERY_OP))
+    first = compile_ahead(source, "async")
+    assert not assembled and first.products
+    assert compile_ahead(source, "async") == first
+    assert len(assembled) == 1
 
 
 @pytest.mark.parametrize("kernel", ["causal", "full"])

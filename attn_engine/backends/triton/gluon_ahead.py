@@ -6,10 +6,12 @@ wait above the work that was to overlap with it. Tests therefore look at what ca
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -28,6 +30,7 @@ _TARGET = GPUTarget("cuda", 90, 32)
 _ALIGNED = 16
 _ELEMENTS = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+_SAID = "bytes spill"
 _BRANCH = re.compile(r"\bBRA\S*\s+(?:\S+,\s*)?(?:`\(\S+\)|0x([0-9a-f]+))")
 
 
@@ -94,10 +97,12 @@ def compile_ahead(source: str, kernel: str) -> Assembly:
     """Compiles one kernel of a text for sm_90a; strides are taken as multiples of 16."""
     facts = load(source).KERNELS[kernel]
     signature, attributes = _signature(facts["signature"])
-    compiled = _triton().compile(
-        GluonASTSource(facts["function"], signature, {}, attributes), target=_TARGET, options=facts["options"]
-    )
-    return _assembly(compiled)
+    text = GluonASTSource(facts["function"], signature, {}, attributes)
+    nvidia, said = _knobs().nvidia, io.StringIO()
+    with nvidia.scope(), redirect_stdout(said):
+        nvidia.dump_ptxas_log = True
+        compiled = _triton().compile(text, target=_TARGET, options=facts["options"])
+    return _assembly(compiled, said.getvalue())
 
 
 def launched(source: str, kernel: str) -> Assembly | None:
@@ -113,10 +118,11 @@ def kernels_of_roles(source: str) -> list[str]:
     return [name for name, facts in table.items() if any("[" in type_ for type_ in facts["signature"].values())]
 
 
-def _assembly(compiled: Any) -> Assembly:
+def _assembly(compiled: Any, said: str = "") -> Assembly:
+    """`said`: what the assembler said when Triton ran it, which it does not where its cache has the kernel."""
     ptx = compiled.asm["ptx"]
     with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(remarks_of, ptx)
+        waiting = beside.submit(_remarks, said) if _SAID in said else beside.submit(remarks_of, ptx)
         sass = _disassemble(compiled.asm["cubin"])
         remarks = waiting.result()
     return Assembly(
@@ -130,9 +136,16 @@ def _assembly(compiled: Any) -> Assembly:
 
 def remarks_of(ptx: str) -> Remarks:
     """Assembles a text once more, for what the assembler has to say."""
-    text = _assemble(ptx)
+    return _remarks(_assemble(ptx))
+
+
+def _remarks(text: str) -> Remarks:
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", text)))
     return Remarks(spilled, tuple(line for line in text.splitlines() if "C75" in line))
+
+
+def _knobs() -> Any:
+    return import_module("triton.knobs")
 
 
 def _triton() -> Any:
@@ -175,8 +188,9 @@ def _disassemble(cubin: bytes) -> str:
 
 def _run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the tool that Triton itself uses: another version of it may not know the text."""
-    knobs: Any = import_module("triton.knobs")
-    done = subprocess.run([getattr(knobs.nvidia, tool).path, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [getattr(_knobs().nvidia, tool).path, *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ToolError(tool, done.stderr)
     return done
