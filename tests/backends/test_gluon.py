@@ -13,8 +13,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from attn_engine.backends.triton.emit_gluon import emit
 from attn_engine.backends.triton import gluon_ahead
+from attn_engine.backends.triton.emit_gluon import emit
 from attn_engine.backends.triton.gluon_ahead import Assembly, compile_ahead
 from attn_engine.errors import DescriptorError, UnsupportedOpError, UnsupportedTileShapeError
 from attn_engine.universe import make_context
