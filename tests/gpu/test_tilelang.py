@@ -13,7 +13,7 @@ import attn_engine
 from attn_engine import AttentionEngine, library, meta_tensor
 from attn_engine.backends.backend import get_backend
 from attn_engine.frontend.build import build
-from tests.gpu.recurrence_cases import compare, made, near, reference
+from tests.gpu.recurrence_cases import compare, made
 from tests.gpu.test_attention import NAMES, definition
 from tests.gpu.test_attention import TOLERANCE as TOLERANCES
 
@@ -41,17 +41,11 @@ def results(name: str, dtype: torch.dtype, dim: int, backend: str) -> list[Tenso
     return [o.detach(), *torch.autograd.grad(o, [*leaves, *(c for c in captures if c.requires_grad)], d_o)]
 
 
-def test_recurrence():
-    compare(made(1, 200, 4, 2, 64, 64, torch.float16), torch.float16, backend="tilelang")
-
-
-@pytest.mark.parametrize("kind", ["channel", "delta", "channel delta"])
-def test_recurrence_forward(kind: str):
-    x = made(1, 200, 4, 2, 64, 64, torch.float16, kind)
-    found = attn_engine.recurrence(**x, output_final_state=True, backend="tilelang")
-    wanted = reference(**{name: tensor.double() for name, tensor in x.items()})
-    for name, got, right in zip(("o", "final"), found, wanted, strict=True):
-        near(name, got, right, torch.float16)
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.bfloat16, 128)], ids=str)
+@pytest.mark.parametrize("kind", ["token", "channel", "delta", "channel delta"])
+def test_recurrence(kind: str, dtype: torch.dtype, dim: int):
+    """The output, the last state and every gradient against the loop over tokens in fp64."""
+    compare(made(1, 200, 4, 2, dim, dim, dtype, kind), dtype, backend="tilelang")
 
 
 @pytest.fixture
