@@ -40,7 +40,7 @@ class SweepOp(IRDLOperation):
 
     `kept` are the states before every `segment`-th token (slot s holds S before token s * segment; slot 0 is not read),
     and `ends` the sums of such states, given as `meets`, times the sweep's own R before the same tokens: over all of
-    the state, or with a log decay per channel over its rows.
+    the state, or with a log decay per channel over its rows. They are of the type of the results.
 
     ```
     %o, %rows = attn.sweep %q, %k, %v scale %scale decay %g dot %e reverse

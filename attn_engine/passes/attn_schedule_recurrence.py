@@ -27,6 +27,8 @@ PAIRED_KEY = 128
 """More key channels than these, and at most the largest, are for turned states of eight warps where blocks are copied."""
 WARPGROUP_ROWS = 64
 """Rows of a product of four warps: of a state with as many value channels each thread holds one part as left operand."""
+PARTS = 2
+"""Operands of products that hold what is computed: what a half type holds of it, and what of the rest."""
 RESERVED = 1024
 """Bytes of shared memory that each block of threads costs beside its own."""
 FULL, HALF = 0.8, 0.5
@@ -121,15 +123,19 @@ class Work:
         columns = self.columns(blocks)
         tiles = chunk * (2 * self.key + columns) * self.size
         if self.kind is Kind.DELTA:
-            tiles += chunk * (self.key + columns) * self.size
+            tiles += chunk * (self.key * self.size + columns * 4)
         elif self.kind is Kind.DELTA_ROWS:
-            tiles += chunk * (self.key + chunk) * self.size
+            tiles += chunk * (self.key + PARTS * chunk) * self.size
         elif self.kind is Kind.ROWS:
-            tiles += chunk * chunk * self.size
+            tiles += PARTS * chunk * chunk * self.size
         elif self.kind is Kind.COLUMNS:
             tiles += chunk * columns * 4
         in_registers = self.paired(blocks) and columns == 2 * WARPGROUP_ROWS
         state = 0 if in_registers else self.key * columns
+        if self.kind in (Kind.COLUMNS, Kind.DELTA, Kind.DELTA_ROWS):
+            state *= PARTS
+        elif self.kind is Kind.ROWS:
+            state += chunk * (self.key + chunk)  # of what is turned, or on its way to memory
         return stages * tiles + (chunk * chunk + state) * self.size
 
 

@@ -111,9 +111,7 @@ class Adjoint:
         result: Attribute = TensorType(element, [batch, heads, tokens, channels])
         rows: list[Attribute] = [TensorType(f32, [batch, heads, tokens])] if dot else []
         key = shape_of(a[names[0]].type)[3]
-        kept: list[Attribute] = (
-            [TensorType(tile.element_of(like), [batch, heads, DYNAMIC_INDEX, key, channels])] if keeps else []
-        )
+        kept: list[Attribute] = [TensorType(element, [batch, heads, DYNAMIC_INDEX, key, channels])] if keeps else []
         sums: list[Attribute] = (
             [TensorType(f32, [batch, heads, DYNAMIC_INDEX, *([channels] if columns else [])])]
             if meets is not None

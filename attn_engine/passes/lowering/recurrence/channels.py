@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import ClassVar
 
+from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from attn_engine.dialects import tile
@@ -31,6 +33,7 @@ from attn_engine.passes.lowering.recurrence.walk import Walk
 from attn_engine.passes.lowering.recurrence.within import Within
 from attn_engine.passes.lowering.scope import Index, Scope
 
+Factor = Callable[[Terms, SSAValue], SSAValue]
 CHANNELS = 64
 """Channels at a time where tokens weigh each other."""
 
@@ -47,7 +50,8 @@ class Prepared:
         self.inner, self.outer = (
             setting.temporary([*wide, self.key.tile], self.element, name) for name in ("inner", "outer")
         )
-        self.weights = setting.temporary([*wide, self.chunk], self.element, "weights")
+        names = ("weights",) if self.element == f32 else ("weights", "rests")
+        self.weights = [setting.temporary([*wide, self.chunk], self.element, name) for name in names]
         self.precision = setting.precision(self.element)
         self.part = part_of(self.key, setting.form.pad)
         each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
@@ -59,8 +63,21 @@ class Prepared:
             return [self._part(view, inner, before[0], t0, c0)]
 
         (weights,) = over_parts(scope, self.key, self.part, [start], step)
-        rounded = Tiles(scope, self.precision).rounded(weights, self.element)
-        view.store_own(scope, rounded, self.weights, t0, scope.value(0))
+        parts = Tiles(scope, self.precision).parts(weights, self.element)
+        for part, target in zip(parts, self.weights, strict=True):
+            view.store_own(scope, part, target, t0, scope.value(0))
+
+    def weights_of(self, view: View, tiles: Tiles, t0: SSAValue, factor: Factor | None) -> list[SSAValue]:
+        """The weights of a chunk as operands of products, in parts: one of 16 bits would leave less than they are good for."""
+        scope, shape = tiles.scope, [self.chunk, self.chunk]
+        made = [view.own_rows(scope, x, t0, self.chunk, self.chunk, scope.value(0), "weights") for x in self.weights]
+        if factor is None:
+            return made
+
+        def scaled(t: Terms) -> SSAValue:
+            return factor(t, reduce(t.add, [t.take(part, 0, 1) for part in made]))
+
+        return tiles.parts(tiles.map(shape, scaled), self.element)
 
     def _part(self, view: View, scope: Scope, weights: SSAValue, t0: SSAValue, c0: SSAValue) -> SSAValue:
         """The weights with some channels more; few at a time, so that registers are left for several programs."""
@@ -123,24 +140,21 @@ class RowsChunk(Chunk):
     def _outputs(self, state: SSAValue, walk: Walk) -> SSAValue:
         sweep, tiles = self.sweep, Tiles(self.scope, self.sweep.precision)
         o = tiles.dot(self.q, tiles.rounded(state, sweep.element), hint="o")
-        o = tiles.dot(self._prepared_weights(tiles), self.v, o, "o")
-        return self._scaled(o)
+        return self._scaled(tiles.dot_parts(self._prepared_weights(tiles), [self.v], o, "o"))
 
-    def _prepared_weights(self, tiles: Tiles) -> SSAValue:
-        size, zero, prepared = self.size, self.scope.value(0), self.sweep.prepared
+    def _prepared_weights(self, tiles: Tiles) -> list[SSAValue]:
+        prepared = self.sweep.prepared
         assert prepared is not None
-        made = self.view.own_rows(self.scope, prepared.weights, self.t0, size, size, zero, "weights")
         scale = None if self.walk.scale_results else self.scale()
         weight = None if self.walk.reverse else self.weight
-        if scale is not None or weight is not None:
 
-            def code(t: Terms) -> SSAValue:
-                value = t.take(made, 0, 1)
-                value = value if weight is None else t.mul(value, t.take(weight, 1))
-                return value if scale is None else t.mul(value, t.take(scale))
+        def factor(t: Terms, value: SSAValue) -> SSAValue:
+            value = value if weight is None else t.mul(value, t.take(weight, 1))
+            return value if scale is None else t.mul(value, t.take(scale))
 
-            made = tiles.map([size, size], code, self.sweep.element)
-        return tiles.turned(made) if self.walk.reverse else made
+        some = scale is not None or weight is not None
+        parts = prepared.weights_of(self.view, tiles, self.t0, factor if some else None)
+        return [tiles.turned(part) if self.walk.reverse else part for part in parts]
 
 
 class ColumnsChunk(Chunk):
@@ -174,12 +188,15 @@ class ColumnsChunk(Chunk):
         """The part that comes from before the chunk; `Within` adds the rest."""
         sweep, tiles = self.sweep, Tiles(self.scope, self.sweep.precision)
         q = self.view.rows(self.scope, walk.q, self.t0, self.size, sweep.key, self.scope.value(0))
-        o = tiles.dot(q, tiles.rounded(state, sweep.element), hint="o")
-        o = tiles.map(self._values(), lambda t: t.mul(t.take(o, 0, 1), self._decayed(t, walk.reverse)))
+        seen = tiles.dot_parts([q], tiles.parts(state, sweep.element), hint="o")
+        o = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, walk.reverse)))
         return self._scaled(self._cut(o, walk.reverse))
 
-    def _written(self, v: SSAValue) -> SSAValue:
-        return self._cut(super()._written(v), not self.walk.reverse)
+    def _next(self, state: SSAValue) -> SSAValue:
+        """What is written counts in full: sums of gradients of log decays cancel but for what it has lost."""
+        tiles, state = Tiles(self.scope, self.sweep.precision), self._kept(state)
+        keys, values = tiles.turned(self.k), self._cut(self._written(self.v, f32), not self.walk.reverse)
+        return tiles.dot_parts([keys], tiles.parts(values, self.sweep.element), state, "state")
 
     def _cut(self, values: SSAValue, to_end: bool) -> SSAValue:
         place = self.t0, self.sweep.v0

@@ -183,14 +183,14 @@ class KeepGradients(Keeping):
         return value if self.fade is None else t.mul(value, self._decayed(t, False))
 
     def _gradient_of_written(self, tiles: Tiles, state: SSAValue) -> SSAValue:
-        d_u = tiles.dot(self.q, tiles.rounded(state, self.sweep.element), hint="d_u")
+        d_u = tiles.dot_parts([self.q], tiles.parts(state, self.sweep.element), hint="d_u")
         if self.fade is not None:
             seen = d_u
             d_u = tiles.map(self._values(), lambda t: t.mul(t.take(seen, 0, 1), self._decayed(t, True)))
-        return tiles.rounded(tiles.dot(self._seen(tiles), self.v, d_u, "d_u"), self.sweep.element)
+        return tiles.rounded(tiles.dot_parts(self._seen(tiles), [self.v], d_u, "d_u"), self.sweep.element)
 
-    def _seen(self, tiles: Tiles) -> SSAValue:
-        """P, turned."""
+    def _seen(self, tiles: Tiles) -> list[SSAValue]:
+        """P, turned, in parts."""
         size, place = self.size, tiles.range(self.size)
         products = tiles.dot(self.q, tiles.turned(self.k), hint="p")
 
@@ -198,7 +198,7 @@ class KeepGradients(Keeping):
             value = t.mul(faded(t, self.fade, t.take(products, 0, 1), turned=True), t.take(self.scale()))
             return t.where(t.not_before(t.take(place, 1), t.take(place, 0)), value)
 
-        return parted(tiles, self.fade, tiles.map([size, size], weights, self.sweep.element))
+        return tiles.parts(parted(tiles, self.fade, tiles.map([size, size], weights)), self.sweep.element)
 
 
 class KeepRowStates(KeepStates, RowsChunk):
@@ -215,9 +215,11 @@ class KeepRowGradients(KeepGradients, RowsChunk):
     def _operands(self) -> None:
         RowsChunk._operands(self)
 
-    def _seen(self, tiles: Tiles) -> SSAValue:
-        prepared, size = self.sweep.prepared, self.size
+    def _seen(self, tiles: Tiles) -> list[SSAValue]:
+        prepared = self.sweep.prepared
         assert prepared is not None
-        made = self.view.own_rows(self.scope, prepared.weights, self.t0, size, size, self.scope.value(0), "weights")
-        scaled = tiles.map([size, size], lambda t: t.mul(t.take(made, 0, 1), t.take(self.scale())), self.sweep.element)
-        return tiles.turned(scaled)
+
+        def scaled(t: Terms, value: SSAValue) -> SSAValue:
+            return t.mul(value, t.take(self.scale()))
+
+        return [tiles.turned(x) for x in prepared.weights_of(self.view, tiles, self.t0, scaled)]

@@ -50,7 +50,7 @@ class Solved:
     def _allocate(self, leading: list[Index], keep: bool) -> None:
         temporary = self.setting.temporary
         self.reads = temporary([*leading, self.state.key.tile], self.element, "reads")
-        self.fixed = temporary([*leading, self.columns], self.element, "fixed")
+        self.fixed = temporary([*leading, self.columns], f32, "fixed")
         self.inverse = temporary([*leading, self.chunk], self.element, "inverse") if keep else None
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
@@ -63,10 +63,10 @@ class Solved:
             view.store_own(scope, tiles.rounded(inverse, self.element), self.inverse, t0, zero)
         scaled = tiles.map([chunk, chunk], lambda t: t.mul(t.take(inverse, 0, 1), t.take(beta, 1)))
         self._read(tiles, scaled)
-        on_values, values = tiles.rounded(scaled, self.element), self._values()
+        on_values, values = tiles.parts(scaled, self.element), self._values()
         for v0 in (scope.value(start) for start in range(0, self.columns, values.tile)):
             v = view.rows(scope, self.v, t0, chunk, values, v0)
-            view.store_own(scope, tiles.rounded(tiles.dot(on_values, v), self.element), self.fixed, t0, v0)
+            view.store_own(scope, tiles.dot_parts(on_values, [v]), self.fixed, t0, v0)
 
     def _open(self, view: View, scope: Scope, t0: SSAValue) -> None:
         self.view, self.t0 = view, t0
@@ -78,7 +78,7 @@ class Solved:
         fade, on_keys = self.fade, scaled
         if fade is not None:
             on_keys = tiles.map([self.chunk, self.chunk], lambda t: t.mul(t.take(scaled, 0, 1), fade.from_start(t, 1)))
-        reads = tiles.dot(tiles.rounded(on_keys, self.element), self.keys)
+        reads = tiles.dot_parts(tiles.parts(on_keys, self.element), [self.keys])
         self.view.store_own(tiles.scope, tiles.rounded(reads, self.element), self.reads, self.t0, tiles.scope.value(0))
 
     def _values(self) -> Head:
@@ -180,5 +180,5 @@ def written(sweep: Sweep, view: View, scope: Scope, solved: Solved, t0: SSAValue
     tiles, size, columns = Tiles(scope, sweep.precision), sweep.setting.form.chunk, sweep.value.tile
     reads = view.own_rows(scope, solved.reads, t0, size, sweep.key.tile, scope.value(0), "reads")
     fixed = view.own_rows(scope, solved.fixed, t0, size, columns, sweep.v0, "fixed")
-    read = tiles.dot(reads, tiles.rounded(state, sweep.element), hint="read")
+    read = tiles.dot_parts([reads], tiles.parts(state, sweep.element), hint="read")
     return tiles.map([size, columns], lambda t: t.sub(t.take(fixed, 0, 1), t.take(read, 0, 1)), sweep.element)

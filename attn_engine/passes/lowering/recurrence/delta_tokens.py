@@ -132,7 +132,7 @@ class WrittenGradients(Gradients):
         shape = [chunk, columns]
         v = view.rows(scope, self.op.v, self.t0, chunk, self.value, v0)
         u, d_u = (self.own(scope, x, columns, v0, "u") for x in (self.kept.u, self.kept.d_u))
-        d_r = tiles.rounded(tiles.dot(self.inverse, d_u, hint="d_r"), self.element)
+        d_r = tiles.dot(self.inverse, d_u, hint="d_r")
         d_v = tiles.map(shape, lambda t: t.mul(t.take(d_r, 0, 1), t.take(self.beta, 0)), self.element)
         view.store_rows(scope, d_v, self.results.dv, self.t0, self.value, v0)
         read = tiles.dot(self.k, self.state(scope, self.kept.before, v0), hint="read")
@@ -145,7 +145,7 @@ class WrittenGradients(Gradients):
 
         d_beta = tiles.sum(tiles.map(shape, strength), 1)
         return [
-            tiles.dot(d_r, tiles.turned(u), sums[0]),
+            tiles.dot(tiles.rounded(d_r, self.element), tiles.turned(u), sums[0]),
             tiles.map([chunk], lambda t: t.add(t.take(sums[1], 0), t.take(d_beta, 0))),
             *self._more_of_part(tiles, u, v0, sums[2:]),
         ]

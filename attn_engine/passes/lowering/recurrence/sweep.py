@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import UnitAttr
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_block import EARLY_COPIES
@@ -339,8 +339,8 @@ class Chunk:
         terms = Terms(self.scope, self.sweep.state.shape)
         return terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total, *axes))))
 
-    def _written(self, v: SSAValue) -> SSAValue:
-        """Values as the state at the end of the chunk holds them."""
+    def _written(self, v: SSAValue, to: Attribute | None = None) -> SSAValue:
+        """Values as the state at the end of the chunk holds them, of type `to` or as products take them."""
         walk, terms = self.walk, Terms(self.scope, self._values())
         factors: list[SSAValue] = []
         if self.fades_values and self.total is not None:
@@ -354,7 +354,7 @@ class Chunk:
         factor = factors[0]
         for other in factors[1:]:
             factor = terms.mul(factor, other)
-        return terms.result(terms.mul(terms.take(v, 0, 1), factor), self.sweep.element)
+        return terms.result(terms.mul(terms.take(v, 0, 1), factor), to or self.sweep.element)
 
     def _dot(self, a: SSAValue, b: SSAValue, acc: SSAValue, hint: str) -> SSAValue:
         return self.scope.add(tile.DotOp(a, b, acc, self.sweep.precision), hint).result

@@ -35,6 +35,22 @@ class Tiles:
     def rounded(self, x: SSAValue, to: Attribute) -> SSAValue:
         return self.map(tile.shape_of(x), lambda t: t.take(x, 0, 1), to)
 
+    def parts(self, x: SSAValue, to: Attribute) -> list[SSAValue]:
+        """A tile of f32 as an operand of products: itself where those take f32, else what `to` holds of it and of the rest."""
+        if to == tile.element_of(x):
+            return [x]
+        high, shape = self.rounded(x, to), tile.shape_of(x)
+        return [high, self.map(shape, lambda t: t.sub(t.take(x, 0, 1), t.take(high, 0, 1)), to)]
+
+    def dot_parts(
+        self, a: Sequence[SSAValue], b: Sequence[SSAValue], acc: SSAValue | None = None, hint: str = "x"
+    ) -> SSAValue:
+        """acc + a @ b of operands in parts, the small ones first; two rests give each other nothing."""
+        for x, y in [(x, y) for x in (1, 0) for y in (1, 0) if x + y < 2 and x < len(a) and y < len(b)]:
+            acc = self.dot(a[x], b[y], acc, hint)
+        assert acc is not None
+        return acc
+
     def sum(self, x: SSAValue, axis: int, hint: str = "sum") -> SSAValue:
         return self.scope.add(tile.ReduceOp(tile.Reduction.SUM, x, axis), hint).result
 

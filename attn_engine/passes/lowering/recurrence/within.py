@@ -40,18 +40,20 @@ class Within:
         v = view.rows(scope, walk.v, t0, self.chunk, sweep.value, v0)
         own = view.own_rows(scope, self.gates.sums, t0, self.chunk, self.columns, v0, "own")
         some = some_of(view, scope, self.gates, t0)
+        element = sweep.element
         s = self._scores(view, tiles, tiles.dot(q, tiles.turned(k), hint="s"), t0)
 
         def step(inner: Scope, level: SSAValue, o: SSAValue) -> SSAValue:
             inside = Tiles(inner, sweep.precision)
             near = nearness(view, inside, self.gates, own, level, t0, v0, some)
-            faded = inside.map(self.shape, lambda t: t.mul(t.take(v, 0, 1), t.take(near, 0, 1)), sweep.element)
-            part = inside.dot(self._at(inside, s, level), faded, hint="part")
+            faded = inside.parts(inside.map(self.shape, lambda t: t.mul(t.take(v, 0, 1), t.take(near, 0, 1))), element)
+            part = inside.dot_parts(inside.parts(self._at(inside, s, level), element), faded, hint="part")
             return inside.map(
                 self.shape, lambda t: t.add(t.take(o, 0, 1), t.mul(t.take(part, 0, 1), t.take(near, 0, 1)))
             )
 
-        o = over_levels(scope, self.chunk, tiles.dot(self._at(tiles, s, None), v, hint="o"), step)
+        start = tiles.dot_parts(tiles.parts(self._at(tiles, s, None), element), [v], hint="o")
+        o = over_levels(scope, self.chunk, start, step)
         self._add(view, tiles, o, t0, v0)
 
     def _scores(self, view: View, tiles: Tiles, s: SSAValue, t0: SSAValue) -> SSAValue:
@@ -75,7 +77,7 @@ class Within:
             own, other = t.take(place, 0), t.take(place, 1)
             return t.where(differ_at(t, *((other, own) if reverse else (own, other)), level), t.take(s, 0, 1))
 
-        return tiles.map([self.chunk, self.chunk], code, self.sweep.element)
+        return tiles.map([self.chunk, self.chunk], code)
 
     def _add(self, view: View, tiles: Tiles, o: SSAValue, t0: SSAValue, v0: SSAValue) -> None:
         sweep, scope, walk = self.sweep, tiles.scope, self.sweep.walk
