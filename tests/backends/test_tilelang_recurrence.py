@@ -169,37 +169,41 @@ def test_layouts_that_tilelang_refuses(form: str, arch: str, needed: str):
         lowered(kernel(form), arch, without=needed)
 
 
+def for_hopper(kind: Kind, name: str, heads: int, tokens: int, wrt: tuple[str, ...] = ()) -> str:
+    """One kernel's CUDA, of a recurrence whose heads share queries and keys."""
+    from attn_engine.backends.tilelang.build import lower
+
+    schedule, place = default_schedule(Target("tilelang", "sm_90"), kind, heads, tokens, tf32=False, stepwise=False)
+    source = source_of(Request(kind, "tilelang", schedule, grouped=True, place=place), wrt)
+    head, table = source.split("KERNELS = {")
+    (entry,) = [line for line in table.splitlines() if f'"{name}"' in line]
+    return lower(f"{head}KERNELS = {{\n{entry}\n}}\n", "sm_90a")[name]
+
+
 def test_weights_and_decays_per_token_end_on_hopper(monkeypatch: pytest.MonkeyPatch):
     """Without the twins of short vectors, half of the threads wait in a branch for the other half."""
     from attn_engine.backends.tilelang import vectors
-    from attn_engine.backends.tilelang.build import lower
 
     kind = Kind(torch.float16, 64, 64, "token", weight=True, initial=True)
-    schedule, place = default_schedule(Target("tilelang", "sm_90"), kind, 4, 200, tf32=False, stepwise=False)
-
-    def lower_sweep() -> str:
-        source = source_of(Request(kind, "tilelang", schedule, grouped=True, place=place))
-        head, table = source.split("KERNELS = {")
-        (entry,) = [line for line in table.splitlines() if '"forward_o_sweep"' in line]
-        return lower(f"{head}KERNELS = {{\n{entry}\n}}\n", "sm_90a")["forward_o_sweep"]
-
-    assert "__sync_thread_partial" in lower_sweep()
+    assert "__sync_thread_partial" in for_hopper(kind, "forward_o_sweep", 4, 200)
     monkeypatch.setattr(vectors, "_share_repeated", lambda kernel: None)
     with pytest.raises(EndlessKernelError, match="waits for 128 threads where 64 threads come"):
-        lower_sweep()
+        for_hopper(kind, "forward_o_sweep", 4, 200)
 
 
 def test_a_decay_per_token_for_hopper(tmp_path: Path):
     """Products are wgmma, the loop's blocks and sums of decays come by TMA, and the assembler spills nothing."""
-    from attn_engine.backends.tilelang.build import lower
-
-    kind = Kind(torch.float16, 64, 64, "token")
-    schedule, place = default_schedule(Target("tilelang", "sm_90"), kind, 64, 4096, tf32=False, stepwise=False)
-    source = source_of(Request(kind, "tilelang", schedule, place=place))
-    head, table = source.split("KERNELS = {")
-    (entry,) = [line for line in table.splitlines() if '"forward_o_sweep"' in line]
-    text = lower(f"{head}KERNELS = {{\n{entry}\n}}\n", "sm_90a")["forward_o_sweep"]
+    text = for_hopper(Kind(torch.float16, 64, 64, "token"), "forward_o_sweep", 64, 4096)
     assert len(re.findall(r"wgmma_[rs]s<", text)) == 4 and len(re.findall(r"tma_load\(", text)) == 4
     if find_nvcc() is None:
         pytest.skip("nvcc is not installed; pip install nvidia-cuda-nvcc")
+    assert spilled_bytes(text, "sm_90a", tmp_path) == 0
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed; pip install nvidia-cuda-nvcc")
+@pytest.mark.parametrize("name", ["backward_d_q_heads_states", "backward_d_q"])
+def test_gradients_of_shared_heads_do_not_spill(name: str, tmp_path: Path):
+    """Of the states at the ends of pieces, and of the sums over heads."""
+    kind = Kind(torch.bfloat16, 128, 128, "token", weight=True, initial=True)
+    text = for_hopper(kind, name, 64, 4096, ("q", "k", "v", "decay", "weight", "initial"))
     assert spilled_bytes(text, "sm_90a", tmp_path) == 0

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Attribute, Block, SSAValue
 
 from attn_engine.dialects import attn, tile
+from attn_engine.ir.schedule import padded as tile_of
 from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of, staged
 from attn_engine.passes.lowering.recurrence.decay import LOG2_E, kept_gradient
@@ -21,7 +22,8 @@ STAGES = 2
 TOKENS = 256
 """Tokens per program where nothing says how long a segment is."""
 COLUMNS = 32
-ROWS = 64
+ROWS, ADDED = 64, 4096
+"""Tokens and numbers, at most, of a program that adds up heads: 32 a thread, beside the places of its rows in memory."""
 WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
 TINY = 1e-30
@@ -297,23 +299,24 @@ def sum_heads(setting: Setting, value: SSAValue, like: SSAValue, target: SSAValu
     batch, tokens = setting.dim(like, 0, "batch"), setting.dim(like, 2, "tokens")
     some = plan.scope.value(plan.scope.larger(shared, 1, "some"))
     group = plan.scope.add(arith.DivSIOp(heads, some), "group").result
-    kernel = Kernel(f"{plan.name}_{target.name_hint}", plan, Blocks(ROWS, ROWS, 4, 2))
+    size = channels_of(like)
+    rows = min(ROWS, ADDED // tile_of(size))
+    kernel = Kernel(f"{plan.name}_{target.name_hint}", plan, Blocks(rows, rows, 4, 2))
     scope = kernel.scope
     block, h, b = (kernel.program_id(axis, hint) for axis, hint in enumerate(("block", "h", "b")))
-    size = channels_of(like)
     head = Head(size, padded(size, setting.form.pad))
-    t0 = scope.value(scope.times(block, ROWS, "t0"))
+    t0 = scope.value(scope.times(block, rows, "t0"))
     limits = {0: kernel.take(tokens)} | ({1: scope.value(size)} if head.padded else {})
     source, element = kernel.take(setting.of(value)), tile.element_of(target)
     members = kernel.take(group)
-    zero = scope.splat([ROWS, head.tile], 0.0, "sum")
+    zero = scope.splat([rows, head.tile], 0.0, "sum")
     op, body, g, (total,) = loop(scope, 0, members, 1, [zero], "g")
     own = body.value(body.plus(body.add(arith.MuliOp(h, members), "first").result, g, "own"))
-    type_ = tile.tile_type([ROWS, head.tile], tile.element_of(source))
+    type_ = tile.tile_type([rows, head.tile], tile.element_of(source))
     part = body.add(tile.LoadOp(source, [b, own, t0, body.value(0)], [2, 3], type_, limits), "part").result
-    terms = Terms(body, [ROWS, head.tile])
+    terms = Terms(body, [rows, head.tile])
     close(body, [terms.result(terms.add(terms.take(total, 0, 1), terms.take(part, 0, 1)))])
-    terms = Terms(scope, [ROWS, head.tile])
+    terms = Terms(scope, [rows, head.tile])
     result = terms.result(terms.take(op.results[0], 0, 1), element)
     scope.add(tile.StoreOp(result, kernel.take(target), [b, h, t0, scope.value(0)], [2, 3], limits))
-    setting.kernels.append(kernel.launch([setting.blocks(tokens, ROWS, "blocks"), shared, batch]))
+    setting.kernels.append(kernel.launch([setting.blocks(tokens, rows, "blocks"), shared, batch]))
