@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from xdsl.parser import Parser
+
+from attn_engine.backends.tilelang.backend import BACKEND
 from attn_engine.backends.tilelang.barriers import barriers_of_some
+from attn_engine.backends.tilelang.build import build, load
+from attn_engine.errors import EndlessKernelError
+from attn_engine.universe import make_context
 
 BRANCH = "if ((((int)threadIdx.x) >> 6) == 2) {\n"
 
@@ -44,3 +52,21 @@ ROLES = """
 def test_barriers(body: str, found: str):
     lost = barriers_of_some(kernel(body))
     assert len(lost) == bool(found) and all(found in text for text in lost)
+
+
+@pytest.mark.parametrize("branch", ["", BRANCH])
+def test_a_kernel_that_would_never_end_is_not_built(monkeypatch: pytest.MonkeyPatch, branch: str):
+    """Also where the same text is built again."""
+    tilelang = pytest.importorskip("tilelang")
+    text = kernel(f"{branch}__syncthreads();\n" + "}\n" * bool(branch))
+    made = SimpleNamespace(get_kernel_source=lambda: text)
+    monkeypatch.setattr(tilelang, "compile", lambda program, compile_flags: made)
+    source = BACKEND.emit(Parser(make_context(), "tile.kernel @k() {\n  tile.end\n}").parse_module())
+    build(source)
+    build(source)
+    module: Any = load(source)
+    if not branch:
+        assert module.COMPILE(None) is made
+        return
+    with pytest.raises(EndlessKernelError, match=r"waits for 256 threads where 64 threads come.*another backend"):
+        module.COMPILE(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any
@@ -59,16 +60,18 @@ def build(source: str) -> Mapping[str, Plan]:
         EndlessKernelError: at that launch, if TileLang's kernel would never end.
     """
     module: Any = load(source)
-    if not hasattr(module, "TRUSTING"):
-        module.TRUSTING = trusting = module.COMPILE
-
-        def compile_ending(program: Any) -> Any:
-            kernel = trusting(program)
-            _ending(kernel.get_kernel_source())
-            return kernel
-
-        module.COMPILE = compile_ending
+    module.COMPILE = partial(_compile, module.FLAGS)
     return plans_of(module)
+
+
+def _compile(flags: list[str], program: Any) -> Any:
+    """A program as a callable, in place of what a text on its own takes."""
+    import tilelang
+
+    compiler: Any = tilelang
+    kernel = compiler.compile(program, compile_flags=flags)
+    _ending(kernel.get_kernel_source())
+    return kernel
 
 
 def _ending(source: str) -> str:
