@@ -95,6 +95,13 @@ def test_weights_of_tokens_that_are_read_need_room():
     assert form(replace(work, key=256, value=256)).num_stages == 1
 
 
+def test_what_is_turned_on_its_way_needs_room():
+    """As compiled for an H100: a state whose rows decay takes 192 KiB with 128 channels; with 256 tiles come once."""
+    work = replace(WORK, kind=Kind.ROWS)
+    assert work.bytes(64, 2) == 196608
+    assert form(replace(work, key=256, value=256)).num_stages == 1
+
+
 def test_each_op_gets_its_own_form():
     keys, values, row = "tensor<?x?x?x256xbf16>", "tensor<?x?x?x64xbf16>", "tensor<?x?x?xf32>"
     module = parse(f"""
