@@ -7,6 +7,7 @@ marked so; any other is a parallel loop with a guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from xdsl.ir import Operation, SSAValue
 
@@ -82,6 +83,7 @@ def _copy_in(printer: KernelPrinter, op: memory.CopyInOp) -> None:
         zero = f"T.cast(0, {quoted_dtype(op.source.type)})"
         value = f"T.if_then_else({guard}, {read}, {zero})" if guard else read
         printer.writer.line(f"{element(target, variables)} = {value}")
+    printer.indices = []
 
 
 def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomicAddOp, spelling: str) -> None:
@@ -90,11 +92,9 @@ def _scattered(printer: KernelPrinter, op: memory.CopyOutOp | memory.BufferAtomi
     with printer.writer.block(header):
         place, guard, variables = _element(printer, op, op.target, buffer_shape(op.value))
         statement = spelling.format(place, element(printer.text(op.value), variables))
-        if not guard:
+        with printer.writer.block(f"if {guard}:") if guard else nullcontext():
             printer.writer.line(statement)
-            return
-        with printer.writer.block(f"if {guard}:"):
-            printer.writer.line(statement)
+    printer.indices = []
 
 
 def _copy_out(printer: KernelPrinter, op: memory.CopyOutOp) -> None:
