@@ -48,5 +48,5 @@ def normalized_linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor |
     q and k should be positive, for example elu(x) + 1. v has up to 255 channels; options are those of `recurrence`.
     """
     ones = v.new_ones((*v.shape[:3], 1))
-    o, _ = recurrence(q, k, torch.cat([v, ones], -1), decay=decay, **options)
-    return (o[..., :-1].float() / o[..., -1:].float()).to(v.dtype)
+    o, _ = recurrence(q, k, torch.cat([v, ones], -1), decay=decay, output_dtype=torch.float32, **options)
+    return (o[..., :-1] / o[..., -1:]).to(v.dtype)

@@ -43,8 +43,9 @@ def mamba_chunk_scan_combined(
     state = None if initial_states is None else initial_states.transpose(2, 3)
     q, k = C.to(x.dtype), B.to(x.dtype)
     y, final = recurrence(
-        q, k, x, decay=decay, weight=step, scale=1.0, initial_state=state, output_final_state=return_final_states
-    )
+        q, k, x, decay=decay, weight=step, scale=1.0, initial_state=state, output_final_state=return_final_states,
+        output_dtype=x.dtype if D is None and z is None else torch.float32,
+    )  # fmt: skip
     y = _skip_and_gate(y, x, D, z)
     states = [] if final is None else [final.transpose(2, 3)]
     if return_varlen_states:
@@ -72,7 +73,7 @@ def _step_size(
 
 
 def _skip_and_gate(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    dtype = y.dtype
+    dtype = x.dtype
     if D is not None:
         y = y.float() + x.float() * (D if D.ndim == 2 else D[:, None]).float()
     if z is not None:

@@ -49,6 +49,8 @@ class Kind:
     final: bool = False
     mods: TracedMods | None = None
     """What operands become as kernels load them."""
+    wide: bool = False
+    """Whether o is float32, whatever the dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +142,7 @@ def build_recurrence(kind: Kind) -> ModuleOp:
     d = DYNAMIC_INDEX
     element = ELEMENT_TYPES[kind.dtype]
     keys, values = TensorType(element, [d, d, d, kind.key]), TensorType(element, [d, d, d, kind.value])
+    wide = TensorType(f32, [d, d, d, kind.value])
     row, state = TensorType(f32, [d, d, d]), TensorType(f32, [d, d, kind.key, kind.value])
     types: dict[str, Attribute] = {"q": keys, "k": keys, "v": values, "scale": f32}
     decays = {"token": row, "channel": TensorType(f32, [d, d, d, kind.key])}
@@ -162,7 +165,7 @@ def build_recurrence(kind: Kind) -> ModuleOp:
             *block.args[:4], *(named.get(name) for name in OPTIONAL),
             block.args[len(block.args) - len(mods.names) :],
         ],
-        result_types=[values, [state] if kind.final else []],
+        result_types=[wide if kind.wide else values, [state] if kind.final else []],
         regions=[[mods.regions[n].clone()] if n in mods.regions else [] for n in ("q", "k", "v", "decay")],
     )  # fmt: skip
     for result, name in zip(op.results, ("o", "final"), strict=False):

@@ -26,6 +26,7 @@ def recurrence(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(o, final state): a state S [K, V] per head that decays, is written to by keys and read by queries.
@@ -47,9 +48,10 @@ def recurrence(
         initial_state: [B, H, K, V], or one per sequence; zeros if None.
         output_final_state: whether to return the state after the last token, float32; else None.
         cu_seqlens: [N + 1] integers: N sequences that follow each other in a batch of one.
+        output_dtype: torch.float32 leaves o as it was added up, for what changes it further; None is the dtype of q.
         backend: by default ("auto") triton on a GPU and cpu elsewhere.
 
-    Differentiable in all tensors, through o and the final state. o has the dtype of q and the shape of v.
+    Differentiable in all tensors, through o and the final state. o has the shape of v.
 
     Raises:
         AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
@@ -57,9 +59,20 @@ def recurrence(
     operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
     check_recurrence(operands)
     factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
+    if output_dtype not in (None, torch.float32, q.dtype):
+        raise DtypeError(f"output_dtype is {output_dtype}: o can be {q.dtype}, as q is, or torch.float32")
+    wide = output_dtype == torch.float32 and q.dtype != torch.float32
     stepwise = v.shape[1] <= FEW_TOKENS and not _needs_gradient(operands)
     results = recurrence_op.recurrence(
-        operands.q, operands.k, operands.v, *operands.optional, factor, output_final_state, stepwise, backend or ""
+        operands.q,
+        operands.k,
+        operands.v,
+        *operands.optional,
+        factor,
+        output_final_state,
+        stepwise,
+        backend or "",
+        wide,
     )
     return results[0].transpose(1, 2), results[1] if output_final_state else None
 

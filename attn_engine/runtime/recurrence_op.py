@@ -31,14 +31,15 @@ def compilation(
     others: Sequence[Tensor],
     wrt: tuple[str, ...] = (),
     mods: TracedMods | None = None,
+    wide: bool = False,
 ) -> Compiled:
     """The compilation for these tensors; `others` have channels too. An empty `backend` is the device's own."""
-    kind, target = replace(x.kind(final), mods=mods), target_of(x.q.device, backend or None)
+    kind, target = replace(x.kind(final), mods=mods, wide=wide), target_of(x.q.device, backend or None)
     sequences = x.q.shape[0] if x.bounds is None else x.bounds.shape[0] - 1
     heads, tokens = x.v.shape[1], x.v.shape[2]
     tf32 = x.q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    wide = [x.decay] if x.decay is not None and x.decay.ndim == 4 else []
-    blocks = in_blocks([x.q, x.k, x.v, *wide, *others])
+    decays = [x.decay] if x.decay is not None and x.decay.ndim == 4 else []
+    blocks = in_blocks([x.q, x.k, x.v, *decays, *others])
     schedule, place = default_schedule(target, kind, sequences * heads, tokens, tf32, stepwise, blocks)
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads, place))
 
@@ -64,20 +65,21 @@ def _forward(compiled: Compiled, q: Tensor, *others: Any) -> None:
     run(tuned(active_tuner(), compiled, run, q.device))
 
 
-def _output(v: Tensor) -> Tensor:
+def _output(v: Tensor, wide: bool = False) -> Tensor:
     """o with heads where v has them."""
     b, h, t, channels = v.shape
+    dtype = torch.float32 if wide else v.dtype
     if v.stride(1) < v.stride(2):
-        return v.new_empty((b, t, h, channels)).transpose(1, 2)
-    return v.new_empty((b, h, t, channels))
+        return v.new_empty((b, t, h, channels), dtype=dtype).transpose(1, 2)
+    return v.new_empty((b, h, t, channels), dtype=dtype)
 
 
-def _results(q: Tensor, v: Tensor, bounds: Tensor | None, final: bool) -> list[Tensor]:
+def _results(q: Tensor, v: Tensor, bounds: Tensor | None, final: bool, wide: bool = False) -> list[Tensor]:
     """o and the final state."""
     if not final:
-        return [_output(v)]
+        return [_output(v, wide)]
     sequences = v.shape[0] if bounds is None else bounds.shape[0] - 1
-    return [_output(v), q.new_empty((sequences, v.shape[1], q.shape[3], v.shape[3]), dtype=torch.float32)]
+    return [_output(v, wide), q.new_empty((sequences, v.shape[1], q.shape[3], v.shape[3]), dtype=torch.float32)]
 
 
 def recurrence_of_mods(
@@ -105,12 +107,14 @@ def recurrence(
     final: bool,
     stepwise: bool,
     backend: str,
+    wide: bool,
 ) -> list[Tensor]:
-    """[o, the final state if that is asked for]; `stepwise` goes token by token."""
-    results = _results(q, v, bounds, final)
+    """[o, the final state if that is asked for]; `stepwise` goes token by token, `wide` leaves o in float32."""
+    results = _results(q, v, bounds, final, wide)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
-    _forward(compilation(x, final, stepwise, backend, results[:1]), q, k, v, scale, *given, *results)
+    compiled = compilation(x, final, stepwise, backend, results[:1], wide=wide)
+    _forward(compiled, q, k, v, scale, *given, *results)
     return results
 
 
@@ -128,8 +132,9 @@ def _(
     final: bool,
     stepwise: bool,
     backend: str,
+    wide: bool,
 ) -> list[Tensor]:
-    return _results(q, v, bounds, final)
+    return _results(q, v, bounds, final, wide)
 
 
 @custom_op("attn_engine::recurrence_step", mutates_args=("state",))
@@ -239,11 +244,13 @@ def _(
     return _gradient_results(inputs, wrt)
 
 
-ARGUMENTS = ("q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "scale", "final", "stepwise", "backend")
+ARGUMENTS = (
+    "q", "k", "v", "decay", "beta", "weight", "initial", "bounds", "scale", "final", "stepwise", "backend", "wide",
+)  # fmt: skip
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q, k, v, decay, beta, weight, initial, bounds, scale, _final, _stepwise, backend = inputs
+    q, k, v, decay, beta, weight, initial, bounds, scale, _final, _stepwise, backend, _wide = inputs
     ctx.save_for_backward(q, k, v, decay, beta, weight, initial, bounds, *output[1:])
     ctx.scale, ctx.backend, ctx.shape, ctx.tuner = scale, backend, output[0].shape, active_tuner()
 

@@ -25,7 +25,7 @@ def operands(x, *names):
 def test_ops_keep_torchs_rules():
     x = leaves(inputs(66, batch=1, heads=2, shared=1))
     given = operands(x, "q", "k", "v", "decay", "weight")
-    torch.library.opcheck(recurrence_op.recurrence, (*given, x["initial_state"], None, 0.5, True, False, "cpu"))
+    torch.library.opcheck(recurrence_op.recurrence, (*given, x["initial_state"], None, 0.5, True, False, "cpu", False))
 
 
 def test_step_is_declared_to_write_the_state():

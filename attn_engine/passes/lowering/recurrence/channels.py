@@ -195,12 +195,12 @@ class ColumnsChunk(Chunk):
     def _next(self, state: SSAValue) -> SSAValue:
         """What is written counts in full: sums of gradients of log decays cancel but for what it has lost."""
         tiles, state = Tiles(self.scope, self.sweep.precision), self._kept(state)
-        keys, values = tiles.turned(self.k), self._cut(self._written(self.v, f32), not self.walk.reverse)
+        keys, values = tiles.turned(self.k), self._cut(self._written(self.v, 0, f32), not self.walk.reverse)
         return tiles.dot_parts([keys], tiles.parts(values, self.sweep.element), state, "state")
 
     def _cut(self, values: SSAValue, to_end: bool) -> SSAValue:
         place = self.t0, self.sweep.v0
         return cut(self.view, self.scope, self.gates, self.some, values, place, to_end)
 
-    def _decayed(self, terms: Terms, to_end: bool) -> SSAValue:
+    def _decayed(self, terms: Terms, to_end: bool, tokens: int | None = None) -> SSAValue:
         return faded_to_end(terms, self.own, self.sums) if to_end else terms.exp2(terms.take(self.own, 0, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xdsl.dialects import arith, func
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, TensorType, f32, i64
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, TensorType, f16, f32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from attn_engine.dialects import attn, tile
@@ -20,7 +20,8 @@ from attn_engine.passes.lowering.recurrence.delta import DeltaBackward, Results
 from attn_engine.passes.lowering.recurrence.delta_adjoint import DeltaAdjoint
 from attn_engine.passes.lowering.recurrence.delta_channels import DeltaRowsChunk
 from attn_engine.passes.lowering.recurrence.delta_chunks import DeltaChunk
-from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients, sum_heads
+from attn_engine.passes.lowering.recurrence.gradients import ChannelGradients, TokenGradients
+from attn_engine.passes.lowering.recurrence.heads import RowSizes, sum_heads
 from attn_engine.passes.lowering.recurrence.mods import Mod
 from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, channels_of, rank_of
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
@@ -108,7 +109,10 @@ class FunctionLowering:
         if op.o not in values:
             sizes = Sizes(self.setting, [op.q, op.k, op.v], op.bounds)
             shape = [sizes.batch, sizes.heads, sizes.tokens, channels_of(op.o)]
-            values[op.o] = self.setting.temporary(shape, tile.element_of(op.o), op.o.name_hint or "o")
+            element = tile.element_of(op.o)
+            if self._summed(op):
+                element = f32 if self.setting.form.chunk == 1 else f16
+            values[op.o] = self.setting.temporary(shape, element, op.o.name_hint or "o")
         if op.bounds is not None:
             self._clear(values[op.o])
         return values[op.o], None if op.final is None else values.get(op.final)
@@ -137,13 +141,29 @@ class FunctionLowering:
             _chunk_of(op),
             self._form(op),
         )  # fmt: skip
-        sweep.walk = replace(sweep.walk, anchors=self._anchors(op, sweep))
+        sweep.walk = replace(sweep.walk, anchors=self._anchors(op, sweep), sizes=self._row_sizes(op, sweep))
         sweep.run(self._rows(rows, sweep))
 
     def _scaled(self) -> bool:
         """Whether the sweep in reverse whose sums are taken starts from a state, and so has the scale inside."""
         sweeps = [op for op in self.block.ops if isinstance(op, attn.SweepOp)]
         return any(op.whole is not None and op.initial is not None for op in sweeps)
+
+    def _summed(self, op: attn.RecurrenceOp | attn.SweepOp) -> bool:
+        """Whether results in 16 bits are of heads that are summed, and so must not be rounded to bf16 before."""
+        summed = [isinstance(use.operation, attn.SumHeadsOp) for use in op.o.uses]
+        return isinstance(op, attn.SweepOp) and bool(summed) and all(summed) and tile.element_of(op.o) != f32
+
+    def _row_sizes(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep) -> RowSizes | None:
+        if not self._summed(op):
+            return None
+        sizes = sweep.sizes
+        shape = [sweep.state.splits, sizes.batch, sizes.heads, sizes.tokens]
+        values = self.setting.temporary(shape, f32, "sizes")
+        if op.bounds is not None:  # rows of no sequence are added up too
+            self._clear(values)
+        self.setting.row_sizes[op.o] = RowSizes(values, sweep.value.tile)
+        return self.setting.row_sizes[op.o]
 
     def _anchors(self, op: attn.RecurrenceOp | attn.SweepOp, sweep: Sweep | TokenSteps) -> Anchors | None:
         """Where a sweep keeps states, or meets those that another has kept."""

@@ -9,8 +9,7 @@ from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import Attribute, Block, SSAValue
 
 from attn_engine.dialects import attn, tile
-from attn_engine.ir.schedule import padded as tile_of
-from attn_engine.passes.lowering.kernel import Blocks, Head, Kernel, close, loop
+from attn_engine.passes.lowering.kernel import Head, close, loop
 from attn_engine.passes.lowering.recurrence.chunks import each_chunk, slot_of, staged
 from attn_engine.passes.lowering.recurrence.decay import LOG2_E, kept_gradient
 from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, State, View, channels_of, padded
@@ -22,8 +21,6 @@ STAGES = 2
 TOKENS = 256
 """Tokens per program where nothing says how long a segment is."""
 COLUMNS = 32
-ROWS, ADDED = 64, 4096
-"""Tokens and numbers, at most, of a program that adds up heads: 32 a thread, beside the places of its rows in memory."""
 WIDE_ROWS = 64
 """Tokens per step where every channel has a running sum."""
 TINY = 1e-30
@@ -290,33 +287,3 @@ def channels_of_state(state: SSAValue) -> tuple[int, int]:
     """Key and value channels of a tensor of states."""
     assert isinstance(state.type, TensorType)
     return state.type.get_shape()[2], channels_of(state)
-
-
-def sum_heads(setting: Setting, value: SSAValue, like: SSAValue, target: SSAValue) -> None:
-    """One program per block of tokens of a shared head: adds the heads of its group in order."""
-    plan = setting.plan
-    heads, shared = setting.dim(value, 1, "heads"), setting.dim(like, 1, "shared")
-    batch, tokens = setting.dim(like, 0, "batch"), setting.dim(like, 2, "tokens")
-    some = plan.scope.value(plan.scope.larger(shared, 1, "some"))
-    group = plan.scope.add(arith.DivSIOp(heads, some), "group").result
-    size = channels_of(like)
-    rows = min(ROWS, ADDED // tile_of(size))
-    kernel = Kernel(f"{plan.name}_{target.name_hint}", plan, Blocks(rows, rows, 4, 2))
-    scope = kernel.scope
-    block, h, b = (kernel.program_id(axis, hint) for axis, hint in enumerate(("block", "h", "b")))
-    head = Head(size, padded(size, setting.form.pad))
-    t0 = scope.value(scope.times(block, rows, "t0"))
-    limits = {0: kernel.take(tokens)} | ({1: scope.value(size)} if head.padded else {})
-    source, element = kernel.take(setting.of(value)), tile.element_of(target)
-    members = kernel.take(group)
-    zero = scope.splat([rows, head.tile], 0.0, "sum")
-    op, body, g, (total,) = loop(scope, 0, members, 1, [zero], "g")
-    own = body.value(body.plus(body.add(arith.MuliOp(h, members), "first").result, g, "own"))
-    type_ = tile.tile_type([rows, head.tile], tile.element_of(source))
-    part = body.add(tile.LoadOp(source, [b, own, t0, body.value(0)], [2, 3], type_, limits), "part").result
-    terms = Terms(body, [rows, head.tile])
-    close(body, [terms.result(terms.add(terms.take(total, 0, 1), terms.take(part, 0, 1)))])
-    terms = Terms(scope, [rows, head.tile])
-    result = terms.result(terms.take(op.results[0], 0, 1), element)
-    scope.add(tile.StoreOp(result, kernel.take(target), [b, h, t0, scope.value(0)], [2, 3], limits))
-    setting.kernels.append(kernel.launch([setting.blocks(tokens, rows, "blocks"), shared, batch]))

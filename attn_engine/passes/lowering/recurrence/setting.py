@@ -21,6 +21,7 @@ from attn_engine.passes.lowering.scope import Index, Scope
 
 if TYPE_CHECKING:
     from attn_engine.passes.lowering.recurrence.decay import Rows
+    from attn_engine.passes.lowering.recurrence.heads import RowSizes
     from attn_engine.passes.lowering.recurrence.levels import Gates
     from attn_engine.passes.lowering.recurrence.mods import Mod
 
@@ -79,6 +80,8 @@ class Setting:
         default_factory=dict[tuple["SSAValue | None", "SSAValue | None"], "Rows"]
     )
     """What sweeps read per token, by log decay and weight."""
+    row_sizes: dict[SSAValue, RowSizes] = field(default_factory=dict[SSAValue, "RowSizes"])
+    """By results of a sweep that lie in memory divided by the size of their row."""
     splits: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
     """By rows of a sweep: how many parts of the channels they are the sums of."""
     crossings: dict[SSAValue, tuple[SSAValue, Attribute]] = field(

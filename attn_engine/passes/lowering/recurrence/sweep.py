@@ -282,10 +282,11 @@ class Chunk:
         """How much of the state before the chunk a token sees."""
         return self._decayed(terms, to_end=self.walk.reverse)
 
-    def _decayed(self, terms: Terms, to_end: bool) -> SSAValue:
-        """exp of the decay from the start of the chunk to a token, or from a token to the end."""
+    def _decayed(self, terms: Terms, to_end: bool, tokens: int | None = None) -> SSAValue:
+        """exp of the decay from the start of the chunk to a token, or from a token to the end; tokens along any axis."""
         assert self.fade is not None
-        return self.fade.to_end(terms, self.tokens) if to_end else self.fade.from_start(terms, self.tokens)
+        tokens = self.tokens if tokens is None else tokens
+        return self.fade.to_end(terms, tokens) if to_end else self.fade.from_start(terms, tokens)
 
     def _weights(self) -> SSAValue:
         """The weights of the chunk's tokens for each other, [C, C]."""
@@ -317,7 +318,11 @@ class Chunk:
         result = terms.take(o, 0, 1)
         if not walk.weighs and self.weight is not None:
             result = terms.mul(result, terms.take(self.weight, self.tokens))
-        stored = terms.result(result, tile.element_of(walk.o))
+        if walk.sizes is None:
+            stored = terms.result(result, tile.element_of(walk.o))
+        else:
+            where = [sweep.split, view.b, view.h, self.t0]
+            stored = walk.sizes.divided(scope, view, terms.result(result), self.tokens, where)
         if self.turned:
             stored = self._transposed(stored, "stored")
         view.store_rows(scope, stored, walk.o, self.t0, sweep.value, sweep.v0)
@@ -325,11 +330,20 @@ class Chunk:
     def _next(self, state: SSAValue) -> SSAValue:
         """The state after the chunk."""
         state = self._kept(state)
-        if not self.turned:
-            return self._dot(self._transposed(self.k, "kt"), self._written(self.v), state, "state")
-        if self.outputs is None:
+        if self.turned and self.outputs is None:
             self.vt = self._transposed(self.v, "vt")
-        return self._dot(self._written(self.vt), self.k, state, "state")
+        if self.turned:
+            return self._dot(self._written(self.vt, 1), self.k, state, "state")
+        k = self._transposed(self.k, "kt")
+        if self._narrow_keys():
+            return self._dot(self._written(k, 1), self.v, state, "state")
+        return self._dot(k, self._written(self.v, 0), state, "state")
+
+    def _narrow_keys(self) -> bool:
+        """Whether keys rather than values take the factors of their tokens: less to multiply, and a left operand needs
+        no shared memory."""
+        alike = self.fades_values and self.decayed is None
+        return alike and not self.turned and self.sweep.key.tile < self.sweep.value.tile
 
     def _kept(self, state: SSAValue) -> SSAValue:
         """What is left of the state at the end of the chunk."""
@@ -339,14 +353,15 @@ class Chunk:
         terms = Terms(self.scope, self.sweep.state.shape)
         return terms.result(terms.mul(terms.take(state, 0, 1), terms.exp2(terms.take(self.total, *axes))))
 
-    def _written(self, v: SSAValue, to: Attribute | None = None) -> SSAValue:
-        """Values as the state at the end of the chunk holds them, of type `to` or as products take them."""
-        walk, terms = self.walk, Terms(self.scope, self._values())
+    def _written(self, v: SSAValue, tokens: int, to: Attribute | None = None) -> SSAValue:
+        """Values, or keys, tokens along one axis, with all factors that the state at the end of the chunk has of each token,
+        of type `to` or as products take them; as they are where there are no factors."""
+        walk, terms = self.walk, Terms(self.scope, tile.shape_of(v))
         factors: list[SSAValue] = []
         if self.fades_values and self.total is not None:
-            factors.append(self._decayed(terms, to_end=not walk.reverse))
+            factors.append(self._decayed(terms, not walk.reverse, tokens))
         if not walk.reverse and self.weight is not None:
-            factors.append(terms.take(self.weight, self.tokens))
+            factors.append(terms.take(self.weight, tokens))
         if not walk.scale_results:
             factors.append(terms.take(self.scale()))
         if not factors:

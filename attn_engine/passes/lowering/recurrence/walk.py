@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 from attn_engine.passes.lowering.recurrence.anchors import Anchors
+from attn_engine.passes.lowering.recurrence.heads import RowSizes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Walk:
     whole: bool = False
     """In reverse, whether weights are in the products, as they are forward: then both round alike."""
 
+    sizes: RowSizes | None = None
+    """Where results are divided by the size of their row, and that is kept."""
     scaled: bool = False
     """Whether the states of the sweep that this one's sums are held against have the scale inside."""
 
