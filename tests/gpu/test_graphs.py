@@ -11,7 +11,7 @@ from torch import Tensor
 import attn_engine
 from attn_engine import library
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 Leaves = list[Tensor]
 
 
