@@ -8,12 +8,13 @@ and their order in the walk is their address.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import dis
 import enum
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -60,8 +61,25 @@ _REFLECTIVE = frozenset(
         "iter",
     }
 )
+_LOOKING = frozenset({"__dict__", "__getattribute__", "attrgetter", "methodcaller"})
+"""Attributes with which code reads others, that it does not name."""
+_AMBIENT = frozenset(
+    {
+        "are_deterministic_algorithms_enabled",
+        "get_autocast_dtype",
+        "get_default_device",
+        "get_default_dtype",
+        "get_float32_matmul_precision",
+        "is_autocast_enabled",
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+    }
+)
+"""What torch says of the moment, not of its arguments."""
 _PLAIN = (bool, int, str, bytes, complex, range, type(None), type(Ellipsis), torch.dtype, torch.device, enum.Enum)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_COLLECTIONS = (tuple, list, dict)
+_METACLASSES = (type, abc.ABCMeta, enum.EnumMeta)
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class written in Python
 _NO_BEHAVIOUR = frozenset(
@@ -81,6 +99,10 @@ class _Names(NamedTuple):
     globals: frozenset[str]
     attributes: frozenset[str]
     imports: bool
+
+
+_FIELD = cast("type[object]", type(vars(_Names)["imports"]))
+"""What a named tuple's class has under the name of a field; the items tell what it gives."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,9 +134,9 @@ class _Walk:
         if self.nodes > _MAX_NODES:
             raise _UndecidableError
         if isinstance(value, float):
-            return ("float", value.hex())
+            return ("float", value.hex()) if type(value) is float else ("float", value.hex(), *self.beside(value))
         if isinstance(value, _PLAIN):
-            return (type(value), value)
+            return (type(value), value) if type(value) in _PLAIN else (type(value), value, *self.beside(value))
         if isinstance(value, torch.Tensor):
             return self.tensor(value, name)
         if id(value) in self.seen:
@@ -126,7 +148,7 @@ class _Walk:
         first = next((i for i, met in enumerate(self.tensors) if met is tensor), len(self.tensors))
         self.tensors.append(tensor)
         self.names.append(name)
-        return ("tensor", tensor.dtype, tensor.ndim, tensor.requires_grad, first)
+        return ("tensor", tensor.dtype, tensor.ndim, tensor.requires_grad, first, *self.attached(tensor))
 
     def compound(self, value: object, name: str) -> Key:
         match value:
@@ -139,11 +161,12 @@ class _Walk:
                 return ("partial", *(self.value(p, name) for p in (part.func, part.args, part.keywords)))
             case tuple() | list():
                 items = cast("list[object]", value)
-                return (type(items), *(self.value(item, f"{name}{i}") for i, item in enumerate(items)))
+                inside = (self.value(item, f"{name}{i}") for i, item in enumerate(items))
+                return (type(items), *inside, *self.beside(items))
             case dict():
                 table = cast("dict[object, object]", value)
-                entries = table.items()
-                return (type(table), *((self.value(k, name), self.value(v, f"{name}_{k}")) for k, v in entries))
+                inside = ((self.value(k, name), self.value(v, f"{name}_{k}")) for k, v in table.items())
+                return (type(table), *inside, *self.beside(table))
             case staticmethod() | classmethod():
                 return self.value(cast("object", value.__func__), name)  # type: ignore[reportUnknownMemberType]
             case CustomIO():
@@ -160,13 +183,13 @@ class _Walk:
         if isinstance(value, types.ModuleType | type):
             if _is_constant(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
                 return ("constant", value)
-            return (value, *self.members(value, vars(value).get))
+            if isinstance(value, type) and not _is_plain_metaclass(type(value)):
+                raise _UndecidableError
+            return (value, *self.members(value))
+        if isinstance(value, _FIELD):
+            return ("field",)
         if type(value).__flags__ & _HEAP_TYPE or isinstance(value, types.SimpleNamespace):
-            return (
-                "object",
-                cast("type[object]", type(value)),
-                *self.members(value, functools.partial(_attribute, value)),
-            )
+            return ("object", cast("type[object]", type(value)), *self.members(value))
         raise _UndecidableError
 
     def builtin(self, function: Any) -> Key:
@@ -185,7 +208,8 @@ class _Walk:
         ):
             return ("constant", function)
         names = _names(function.__code__)
-        if names.imports or names.globals & _REFLECTIVE or "__dict__" in names.attributes:
+        read = names.globals | names.attributes
+        if names.imports or names.globals & _REFLECTIVE or read & (_LOOKING | _AMBIENT):
             raise _UndecidableError
         self.mentioned |= names.attributes
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -195,10 +219,25 @@ class _Walk:
             self.value(function.__defaults__, "default"),
             self.value(function.__kwdefaults__, "default"),
             *(self.value(value, name) for name, value in _globals(function, names.globals)),
-            *((n, self.value(v, n)) for n, v in sorted(vars(function).items()) if n in self.attributes),
+            *self.attached(function),
         )
 
-    def members(self, value: object, get: Any) -> Iterator[Key]:
+    def attached(self, value: object) -> Key:
+        """Of the attributes that someone gave a function or a tensor, those that the code mentions."""
+        given: dict[str, object] = getattr(value, "__dict__", {})
+        if not given:
+            return ()
+        self.met_members = True
+        return tuple((name, self.value(given[name], name)) for name in sorted(given.keys() & self.attributes))
+
+    def beside(self, value: object) -> Key:
+        """What a class written in Python adds to the number or collection that its object is."""
+        kind = type(value)
+        if kind in _COLLECTIONS or isinstance(value, enum.Enum):
+            return ()
+        return tuple(self.members(value)) if kind.__flags__ & _HEAP_TYPE and not _is_constant(kind.__module__) else ()
+
+    def members(self, value: object) -> Iterator[Key]:
         """The attributes that the code mentions, and the operators that a class defines.
 
         The methods of a base class that is not walked (one of torch's) may read and call everything.
@@ -212,10 +251,9 @@ class _Walk:
             called |= _state(value)
         ignored = _NO_BEHAVIOUR if isinstance(value, type) else _NO_BEHAVIOUR | _CONSTRUCTION
         for name in sorted((self.attributes | called) - ignored):
-            found = get(name)
-            if isinstance(found, property | functools.cached_property):
-                raise _UndecidableError
-            if found is not None:
+            for found in _definitions(value, name, written):
+                if isinstance(found, property | functools.cached_property):
+                    raise _UndecidableError
                 yield (name, self.value(found, name))
 
 
@@ -249,19 +287,27 @@ def _state(value: Any) -> set[str]:
     return {name for name in stored if not name.startswith("_")}.union(*tables)
 
 
-def _attribute(value: Any, name: str) -> object:
-    """An attribute that an object stores, or what its class holds under that name."""
+def _definitions(value: Any, name: str, kinds: Sequence[type]) -> Iterator[object]:
+    """What a module, or an object and each of its classes, has under a name: `super()` may take any of them."""
     if isinstance(value, torch.nn.Module):
         for store in (value._parameters, value._buffers, value._modules):  # type: ignore[reportPrivateUsage]
             if name in store:
-                return cast("Mapping[str, object]", store)[name]
-    if name in getattr(value, "__dict__", {}):
-        return value.__dict__[name]
-    for kind in type(value).__mro__:
-        if name in vars(kind) and not _is_constant(kind.__module__):
+                yield cast("Mapping[str, object]", store)[name]
+    stored = not isinstance(value, type) and name in getattr(value, "__dict__", {})
+    if stored:
+        yield value.__dict__[name]
+    for kind in kinds:
+        if name in vars(kind):
             found = vars(kind)[name]
-            return getattr(value, name, None) if isinstance(found, types.MemberDescriptorType) else found
-    return None
+            if isinstance(found, types.MemberDescriptorType):
+                found = None if isinstance(value, type) else getattr(value, name, None)
+            if not (stored and isinstance(found, functools.cached_property)):
+                yield found
+
+
+def _is_plain_metaclass(kind: type) -> bool:
+    """Whether attributes of such classes are those that they and their bases have."""
+    return kind in _METACLASSES or _is_constant(kind.__module__)
 
 
 def _walk(definition: Definition) -> tuple[Key, _Walk]:
