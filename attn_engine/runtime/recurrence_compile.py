@@ -12,13 +12,15 @@ from attn_engine.arch import ARCHES, Arch, Vendor, get_arch
 from attn_engine.backends.backend import Level, get_backend
 from attn_engine.backends.triton.build import assembler_version
 from attn_engine.frontend.recurrence import Kind, build_recurrence
+from attn_engine.ir.schedule import padded
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.driver import run_passes
 from attn_engine.runtime.schedules import OLDEST
 
 WARPS, WARP = 4, 32
 CHUNK, SHORT = 64, 32
-DELTA_CHANNELS = 64
+DELTA_TILES = 6
+"""Tiles of a chunk by the key channels that the gradients of the delta rule hold at a time."""
 DECODED = 8192
 """Numbers of a state per program of a step."""
 RIGHT_ASSEMBLER = (13,)
@@ -171,10 +173,10 @@ def default_schedule(
 
 
 def _chunk(kind: Kind, arch: Arch) -> int:
-    """Tokens per chunk. The gradients of the delta rule need six tiles of a chunk at a time: 64 KiB hold them for 64
+    """Tokens per chunk. The gradients of the delta rule need several tiles of a chunk at a time: 64 KiB hold them for 64
     tokens of up to 64 channels in 16 bits."""
-    large = kind.key > DELTA_CHANNELS or kind.dtype.itemsize > 2
-    return SHORT if kind.beta and large and arch.vendor is Vendor.AMD else CHUNK
+    tiles = DELTA_TILES * CHUNK * padded(kind.key) * kind.dtype.itemsize
+    return SHORT if kind.beta and tiles > arch.shared_per_block else CHUNK
 
 
 def source_of(request: Request, wrt: tuple[str, ...] = (), d_final: bool = False) -> str:

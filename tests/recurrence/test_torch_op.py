@@ -91,6 +91,25 @@ def test_blocks_are_copied_where_the_device_can(arch, bounds, wanted):
 
 
 @pytest.mark.parametrize(
+    ("arch", "dtype", "key", "chunk"),
+    [
+        ("sm_90", torch.bfloat16, 256, 64),
+        ("sm_90", torch.float32, 128, 64),
+        ("sm_90", torch.float32, 256, 32),
+        ("sm_89", torch.bfloat16, 256, 32),
+        ("gfx942", torch.bfloat16, 64, 64),
+        ("gfx942", torch.bfloat16, 80, 32),
+    ],
+)
+def test_chunks_of_the_delta_rule_leave_room_for_its_gradients(arch, dtype, key, chunk):
+    """Of 256 channels in float32, 64 tokens take 288 KiB as compiled for an H200, which has 227."""
+    target = Target("hip" if arch.startswith("gfx") else "triton", arch)
+    for beta, wanted in ((True, chunk), (False, 64)):
+        kind = Kind(dtype, key, key, "token", beta=beta)
+        assert default_schedule(target, kind, 128, 4096, False, False)[0].chunk == wanted
+
+
+@pytest.mark.parametrize(
     ("arch", "version", "careful"),
     [("sm_90", (12, 8), True), ("sm_90", (13, 0), False), ("sm_90", (), True), ("sm_80", (12, 8), False)],
 )
