@@ -1,8 +1,8 @@
 """Linear attention under the names of flash-linear-attention: tensors [B, T, H, D], log decays in float32.
 
 Every function returns (o, final state or None), and takes its arguments in the order of its namesake in fla 0.6.0. The
-form is chosen by the number of tokens and by whether gradients are needed: `chunk_*` and `fused_recurrent_*` differ in
-their arguments only. `state_v_first` says that states are [V, K] and not [K, V]. Options that change how fla computes, but
+form is chosen by the number of tokens and by whether gradients are needed: `fused_recurrent_*` go in chunks as `chunk_*` do,
+but compute with halves in float32 as their namesakes do: more exact, and slower. `state_v_first` says that states are [V, K] and not [K, V]. Options that change how fla computes, but
 no result (`cu_seqlens_cpu`, `chunk_size`, `chunk_indices`), are taken and not read.
 """
 
@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from attn_engine.compat.fla_arguments import (
+    added,
+    check_options,
+    gate,
+    gate_of_channels,
+    l2norm,
+    ones,
+    refuse_gv,
+    strength,
+)
 from attn_engine.errors import UnsupportedOptionError
 from attn_engine.library_recurrence import retention_decay
-from attn_engine.runtime.recurrence import recurrence
+from attn_engine.runtime.recurrence import goes_by_token, recurrence
 
 Result = tuple[Tensor, Tensor | None]
-L2_EPSILON = 1e-6
-UNREAD = ("chunk_size",)
 
 
 def chunk_simple_gla(
@@ -38,8 +44,8 @@ def chunk_simple_gla(
     **options: Any,
 ) -> Result:
     """A log decay per head and token `g` [B, T, H], per head `g_gamma` [H], or the sum of both."""
-    _check_options(options)
-    decay = _sum(g, g_gamma)
+    check_options(options)
+    decay = added(g, g_gamma)
     return _run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
@@ -58,9 +64,10 @@ def fused_recurrent_simple_gla(
     **options: Any,
 ) -> Result:
     """`chunk_simple_gla`; with `reverse` from the last token to the first."""
-    _check_options(options)
-    decay = _sum(g, g_gamma)
-    return _run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, reverse)
+    check_options(options)
+    decay = added(g, g_gamma)
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, decay, None, *tail, reverse=reverse, wide=True)
 
 
 def chunk_retention(
@@ -74,7 +81,7 @@ def chunk_retention(
     **options: Any,
 ) -> Result:
     """The decay of head h is 1 - 2^(-5 - h)."""
-    _check_options(options)
+    check_options(options)
     decay = retention_decay(v.shape[2], device=q.device)
     return _run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
 
@@ -129,9 +136,10 @@ def fused_recurrent_gla(
     **options: Any,
 ) -> Result:
     """`chunk_gla` with gk for g; a log decay per value channel (gv) is refused."""
-    _check_options(options)
-    _refuse_gv(gv)
-    return _run(q, k, v, gk, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens, reverse)
+    check_options(options)
+    refuse_gv(gv)
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, gk, None, *tail, reverse=reverse, wide=True)
 
 
 def chunk_delta_rule(
@@ -147,11 +155,10 @@ def chunk_delta_rule(
     cu_seqlens_cpu: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """`chunk_gated_delta_rule` without decay."""
-    _check_options(options)
-    return fused_recurrent_delta_rule(
-        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    )
+    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T."""
+    check_options(options)
+    tail = (scale, initial_state, output_final_state, False, cu_seqlens)
+    return _run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_delta_rule(
@@ -165,11 +172,10 @@ def fused_recurrent_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> Result:
-    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T; beta is 1 if absent."""
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    beta = _ones(v) if beta is None else beta
-    return _run(q, k, v, None, beta, scale, initial_state, output_final_state, False, cu_seqlens)
+    """`chunk_delta_rule`; beta is 1 if absent."""
+    beta = ones(v) if beta is None else beta
+    tail = (scale, initial_state, output_final_state, False, cu_seqlens)
+    return _run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def chunk_gated_delta_rule(
@@ -195,14 +201,18 @@ def chunk_gated_delta_rule(
     dt_bias: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """`fused_recurrent_gated_delta_rule` without decays per channel."""
-    _check_options(options)
+    """S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T; beta is 1 if absent.
+
+    `use_gate_in_kernel`: the log decay g [B, T, H] is -exp(A_log) softplus(g + dt_bias). `use_beta_sigmoid_in_kernel`:
+    beta is sigmoid(beta), twice that with `allow_neg_eigval`.
+    """
+    check_options(options)
     if cp_context is not None:
         raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
-    return fused_recurrent_gated_delta_rule(
-        q, k, v, g, None, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens,
-    )  # fmt: skip
+    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
+    beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -226,26 +236,15 @@ def fused_recurrent_gated_delta_rule(
     cu_seqlens: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T; beta is 1 if absent.
-
-    The log decay is g [B, T, H], gk [B, T, H, K] or their sum. `use_gate_in_kernel`: g is -exp(A_log) softplus(g + dt_bias).
-    `use_beta_sigmoid_in_kernel`: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
-    """
-    _check_options(options)
-    _refuse_gv(gv)
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    if use_gate_in_kernel:
-        g = _gate(g, A_log, dt_bias)
-    if beta is None:
-        beta = _ones(v)
-    elif use_beta_sigmoid_in_kernel:
-        beta = beta.float().sigmoid() * (2 if allow_neg_eigval else 1)
+    """`chunk_gated_delta_rule`; the log decay is g [B, T, H], gk [B, T, H, K] or their sum."""
+    check_options(options)
+    refuse_gv(gv)
+    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
+    beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if gk is not None and g is not None:
         g = g.float()[..., None]
-    return _run(
-        q, k, v, _sum(g, gk), beta, scale, initial_state, output_final_state, state_v_first, cu_seqlens
-    )  # fmt: skip
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, added(g, gk), beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def chunk_kda(
@@ -276,16 +275,21 @@ def chunk_kda(
     dt_bias: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """`fused_recurrent_kda`; what `safe_gate`, `disable_recompute`, `use_graph` and `max_num_seqs` say changes no result."""
-    _check_options(options)
+    """Kimi Delta Attention: the gated delta rule with a log decay g [B, T, H, K] per key channel.
+
+    `use_gate_in_kernel`: g is -exp(A_log) softplus(g + dt_bias) with A_log [H], dt_bias [H * K]; with a `lower_bound`
+    it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), of which A_log may be left out. What `safe_gate`,
+    `disable_recompute`, `use_graph` and `max_num_seqs` say changes no result.
+    """
+    check_options(options)
     if cp_context is not None:
         raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
     if return_intermediate_states:
         raise UnsupportedOptionError("return_intermediate_states", "here", "call it for each part, and keep its state")
-    return fused_recurrent_kda(
-        q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
-    )  # fmt: skip
+    g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_kda(
@@ -308,25 +312,12 @@ def fused_recurrent_kda(
     cu_seqlens: Tensor | None = None,
     **options: Any,
 ) -> Result:
-    """Kimi Delta Attention: the gated delta rule with a log decay g [B, T, H, K] per key channel.
-
-    `use_gate_in_kernel`: g is -exp(A_log) softplus(g + dt_bias) with A_log [H], dt_bias [H * K]; with a `lower_bound`
-    it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), of which A_log may be left out.
-    """
-    if use_gate_in_kernel:
-        A_log = None if A_log is None else A_log[:, None]
-        dt_bias = None if dt_bias is None else dt_bias.view(g.shape[2:])
-        g = _gate(g, A_log, dt_bias) if lower_bound is None else _bounded_gate(g, A_log, dt_bias, lower_bound)
-    return fused_recurrent_gated_delta_rule(
-        q, k, v, None, g, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, False, None,
-        None, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first, cu_seqlens, **options,
-    )  # fmt: skip
-
-
-def l2norm(x: Tensor, eps: float = L2_EPSILON) -> Tensor:
-    """x / sqrt(sum x^2 + eps) over the channels, in the dtype of x."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+    """`chunk_kda`."""
+    check_options(options)
+    g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
+    beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def _run(
@@ -340,8 +331,20 @@ def _run(
     final: bool,
     v_first: bool,
     bounds: Tensor | None,
+    *,
     reverse: bool = False,
+    normed: bool = False,
+    wide: bool = False,
 ) -> Result:
+    """With `wide` halves are computed with in float32, as fla's kernels that go token by token do, and only o is rounded.
+
+    A few tokens without gradients go token by token here too, where float32 is what halves are computed with anyway.
+    """
+    dtype = v.dtype
+    if wide and (normed or not goes_by_token(v, q, k, decay, beta, initial)):
+        q, k, v = q.float(), k.float(), v.float()
+    if normed:
+        q, k = l2norm(q), l2norm(k)
     if reverse:
         if bounds is not None:
             raise UnsupportedOptionError("reverse", "with cu_seqlens", "flip each sequence before the call")
@@ -352,37 +355,5 @@ def _run(
     o, state = recurrence(
         q, k, v, decay=decay, beta=beta, scale=scale, initial_state=initial, output_final_state=final, cu_seqlens=bounds
     )
-    return o.flip(1) if reverse else o, state.transpose(2, 3) if state is not None and v_first else state
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name in options:
-        if name not in UNREAD:
-            raise UnsupportedOptionError(name, "here", f"leave it out; of the rest {', '.join(UNREAD)} is taken")
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return a if b is None else b.float()
-    return a.float() + b.float()
-
-
-def _gate(g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    if g is None or A_log is None:
-        raise UnsupportedOptionError("use_gate_in_kernel", "without g and A_log", "pass both")
-    step = g.float() if dt_bias is None else g.float() + dt_bias.float()
-    return -A_log.float().exp() * F.softplus(step)
-
-
-def _bounded_gate(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float) -> Tensor:
-    step = g.float() if dt_bias is None else g.float() + dt_bias.float()
-    return lower_bound * torch.sigmoid(step if A_log is None else A_log.float().exp() * step)
-
-
-def _ones(v: Tensor) -> Tensor:
-    return torch.ones(v.shape[:3], device=v.device)
-
-
-def _refuse_gv(gv: Tensor | None) -> None:
-    if gv is not None:
-        raise UnsupportedOptionError("gv", "here: a decay is one per token or per key channel", "pass gk")
+    o = o.flip(1) if reverse else o
+    return o.to(dtype), state.transpose(2, 3) if state is not None and v_first else state

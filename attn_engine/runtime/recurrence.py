@@ -62,7 +62,7 @@ def recurrence(
     if output_dtype not in (None, torch.float32, q.dtype):
         raise DtypeError(f"output_dtype is {output_dtype}: o can be {q.dtype}, as q is, or torch.float32")
     wide = output_dtype == torch.float32 and q.dtype != torch.float32
-    stepwise = v.shape[1] <= FEW_TOKENS and not _needs_gradient(operands)
+    stepwise = goes_by_token(v, operands.q, operands.k, *operands.optional)
     results = recurrence_op.recurrence(
         operands.q,
         operands.k,
@@ -146,6 +146,7 @@ def _heads_first(name: str, x: Tensor) -> Tensor:
     return x.float().transpose(1, 2)
 
 
-def _needs_gradient(x: Operands) -> bool:
-    tensors = [x.q, x.k, x.v, *x.optional]
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def goes_by_token(*tensors: Tensor | None) -> bool:
+    """Whether `recurrence` of these tensors [B, T, ...], of which the first tells T, goes token by token, not in chunks."""
+    known = [t for t in tensors if t is not None]
+    return known[0].shape[1] <= FEW_TOKENS and not (torch.is_grad_enabled() and any(t.requires_grad for t in known))

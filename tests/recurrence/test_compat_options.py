@@ -183,3 +183,39 @@ def test_state_update_of_mamba_1(heads, dtype):
         found = target if target is state else pool[[4, 0, 2]]
         assert_near("y", y, right if heads else right[:, 0])
         assert_near("state", found.float(), after if heads else after[:, 0], 3e-5 if dtype == torch.float32 else 1e-3)
+
+
+FUSED = [f for f in SIGNATURES if f.__name__.startswith("fused_recurrent_")]
+
+
+@pytest.mark.parametrize(("tokens", "wide"), [(70, torch.float32), (2, torch.bfloat16)])
+@pytest.mark.parametrize("function", FUSED, ids=lambda f: f.__name__)
+def test_what_goes_token_by_token_there_computes_in_float32(function, tokens, wide, monkeypatch):
+    """Chunks of halves multiply what is rounded; a few tokens are computed with in float32 as they come."""
+    seen = []
+    run = fla.recurrence
+    monkeypatch.setattr(fla, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
+    x = inputs(tokens, heads=2, shared=2)
+    made = {"k": x["k"].bfloat16(), "g": x["decay"], "beta": x["weight"].sigmoid()}
+    if function in (fla.fused_recurrent_gla, fla.fused_recurrent_kda):
+        made["gk" if function is fla.fused_recurrent_gla else "g"] = x["decay"][..., None].expand(*x["k"].shape)
+    named = {n: t for n, t in made.items() if n in inspect.signature(function).parameters}
+    o, _ = function(x["q"].bfloat16(), v=x["v"].bfloat16(), **named)
+    assert o.dtype == torch.bfloat16
+    assert {t.dtype for t in seen} == {wide}
+    seen.clear()
+    named["k"].requires_grad_()
+    function(x["q"].bfloat16(), v=x["v"].bfloat16(), **named)[0].sum().backward()
+    assert {t.dtype for t in seen} == {torch.float32}
+    assert named["k"].grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("function", [fla.fused_recurrent_delta_rule, fla.chunk_delta_rule], ids=lambda f: f.__name__)
+def test_normed_queries_and_keys_are_rounded_in_chunks_of_halves_alone(function, monkeypatch):
+    seen = []
+    run = fla.recurrence
+    monkeypatch.setattr(fla, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
+    x = inputs(2, heads=2, shared=2)
+    q, k, v = (x[n].bfloat16() for n in "qkv")
+    function(q, k, v, x["weight"].sigmoid(), use_qk_l2norm_in_kernel=True)
+    assert {t.dtype for t in seen} == {torch.float32 if function is fla.fused_recurrent_delta_rule else torch.bfloat16}
