@@ -77,6 +77,8 @@ class DeadRows:
         linear = self.products.exponents.linear(op.value)
         if linear.keys() != element.keys():
             return False
+        if not element:
+            return True  # both are 0
         factor = next(iter(element.values())) / next(iter(linear.values()))
         return factor > 0 and nearly_equal(scaled(linear, factor), element)
 

@@ -16,6 +16,7 @@ from attn_engine.ir.autodiff.products import Products
 from attn_engine.ir.autodiff.signs import Signs
 from attn_engine.ir.autodiff.terms import ONE
 from attn_engine.ir.autodiff.writer import Writer
+from attn_engine.ir.axes import axes_of
 from attn_engine.passes.backward_dead_rows import DeadRows
 from attn_engine.passes.backward_regions import BackwardCode
 from attn_engine.passes.backward_sweep import Arguments, Sweep
@@ -84,7 +85,9 @@ class JointCode:
         graph.needs[score] |= Needs.ELEMENT
         found = graph.inline(op.row.block, [score, *context], decide)
         weight, *outputs = results_of(found, op.row.block)
-        origin = {new: old for old, new in reversed(found.items())}
+        # What simplifies to one value per row here is still one per key there: its code is copied.
+        axes = axes_of(op, "row")
+        origin = {new: old for old, new in reversed(found.items()) if graph.is_element(new) or "kv" not in axes[old]}
         return cls(graph, signs, arguments, weight, tuple(outputs), origin)
 
 
