@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 
-from attn_engine.errors import LeakedValueError
-from attn_engine.frontend.source import refuse
+from attn_engine.errors import LeakedValueError, UnsupportedFunctionError
+from attn_engine.frontend.source import refusal, refuse
 
 if TYPE_CHECKING:
     from attn_engine.frontend.region import RegionTrace
@@ -30,12 +30,47 @@ class TracedValue:
         return NotImplemented
 
 
+_NUMPY_OPERATORS = {
+    "equal": "eq",
+    "left_shift": "bitwise_left_shift",
+    "power": "pow",
+    "right_shift": "bitwise_right_shift",
+} | {
+    name: name
+    for name in [
+        "add",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "divide",
+        "floor_divide",
+        "greater",
+        "greater_equal",
+        "less",
+        "less_equal",
+        "multiply",
+        "not_equal",
+        "remainder",
+        "subtract",
+    ]
+}
+"""What an operator with a numpy number on its left calls, and the torch function that it is."""
+
+
 class Operators(TracedValue):
     """A traced value with operators."""
 
-    # numpy scalars on the left give way to the reflected operators.
-    __array_ufunc__ = None
     region: RegionTrace
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: object, **options: object) -> Any:
+        name = function.__name__
+        if method == "__call__" and name in _NUMPY_OPERATORS and not options:
+            return self._apply(_NUMPY_OPERATORS[name], *inputs)
+        raise refusal(
+            UnsupportedFunctionError,
+            f"numpy's {name} on a traced value",
+            f"write torch.{name}, or with operators; numpy may make numbers and tensors outside of the function",
+        )
 
     @classmethod
     def __torch_function__(
@@ -120,6 +155,10 @@ class Operators(TracedValue):
 
     def __trunc__(self) -> Any:
         return self._apply("long", self)
+
+    def where(self, condition: Any, other: Operand) -> Any:
+        """Itself where the condition holds: the method has it second, the function torch.where first."""
+        return self._apply("where", condition, self, other)
 
     # Comparisons
     def __eq__(self, other: object) -> Any:  # type: ignore[override]

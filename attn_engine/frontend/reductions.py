@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import f32
 from attn_engine.dialects import attn
 from attn_engine.dialects.attn import ReduceKind, TieRule
 from attn_engine.errors import OperandError, ReductionError
+from attn_engine.frontend.arithmetic import clamp, select, truth
 from attn_engine.frontend.functions import ELEMENTWISE
 from attn_engine.frontend.region import Function, Level, RegionTrace
 from attn_engine.frontend.source import refusal, refuse
@@ -92,7 +93,13 @@ def row_var(
 
 
 def row_std(r: RegionTrace, x: object, dim: object = None, **options: Any) -> Symbol:
-    return r.emit(math.SqrtOp(row_var(r, x, dim, **options).value))
+    return _root(r, row_var(r, x, dim, **options))
+
+
+def _root(r: RegionTrace, square: Symbol) -> Symbol:
+    """The root of a sum of squares: at 0 its gradient is 0, as torch has it, and no 0 * inf."""
+    nothing = square == 0.0
+    return select(r, nothing, 0.0, r.emit(math.SqrtOp(select(r, nothing, 1.0, square).value)))
 
 
 def _shared_extremum(kind: ReduceKind) -> Function:
@@ -153,7 +160,7 @@ def vector_norm(
     _check(dim)
     value, order = r.as_f32(x), options.get("p", ord)
     if order in (2, "fro"):
-        return r.emit(math.SqrtOp(row_sum(r, value * value).value))
+        return _root(r, row_sum(r, value * value))
     if order == 1:
         return row_sum(r, abs(value))
     if order == float("inf"):
@@ -161,6 +168,34 @@ def vector_norm(
     raise refusal(
         OperandError, f"a norm of order {order!r}", "write 1, 2 or inf, or the sum itself: (s.abs() ** 3).sum()"
     )
+
+
+def normalize(
+    r: RegionTrace, x: object, p: float = 2.0, dim: object = 1, eps: float = 1e-12, out: object = None
+) -> Symbol:
+    """x / max(norm of the row, eps)."""
+    return r.as_f32(x) / clamp(r, vector_norm(r, x, p, dim), eps)
+
+
+def _ones_where(r: RegionTrace, x: object) -> Symbol:
+    return select(r, truth(r, x), 1.0, 0.0)
+
+
+def row_any(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False) -> Symbol:
+    """Whether a condition holds for a key of the row."""
+    _check(dim)
+    return reduce(r, ReduceKind.MAX, _ones_where(r, x), TieRule.SPLIT) > 0.0
+
+
+def row_all(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False) -> Symbol:
+    """Whether a condition holds for all keys of the row."""
+    _check(dim)
+    return reduce(r, ReduceKind.MIN, _ones_where(r, x), TieRule.SPLIT) > 0.0
+
+
+def row_count_nonzero(r: RegionTrace, x: object, dim: object = None) -> Symbol:
+    """For how many keys of the row a condition holds."""
+    return row_sum(r, _ones_where(r, x), dim)
 
 
 def get_reduce(r: RegionTrace, x: object, kind: str) -> object:
@@ -181,14 +216,18 @@ def get_reduce(r: RegionTrace, x: object, kind: str) -> object:
 _NORMS: dict[str, Function] = {"vector_norm": vector_norm, "norm": vector_norm}
 
 _REDUCTIONS: dict[str, Function] = _NORMS | {
+    "all": row_all,
     "amax": row_amax,
     "amin": row_amin,
+    "any": row_any,
+    "count_nonzero": row_count_nonzero,
     "get_reduce": get_reduce,
     "log_softmax": log_softmax,
     "logsumexp": logsumexp,
     "max": _extremum(ReduceKind.MAX, ELEMENTWISE["maximum"]),
     "mean": row_mean,
     "min": _extremum(ReduceKind.MIN, ELEMENTWISE["minimum"]),
+    "normalize": normalize,
     "softmax": softmax,
     "std": row_std,
     "sum": row_sum,
@@ -234,11 +273,22 @@ def _online_extremum(row: Function, elementwise: Function) -> Function:
     return function
 
 
-_NEVER = ("all", "any", "argmax", "argmin", "cumsum", "count_nonzero", "median", "prod", "sort", "topk")
+def _of_no_row(name: str) -> Function:
+    def function(r: RegionTrace, *args: object, **kwargs: object) -> NoReturn:
+        refuse(
+            ReductionError,
+            f"'{name}' over a row, which kernels see in blocks and in any order",
+            "reduce with sum, mean, max, min, any, all, logsumexp, softmax, norm, var or std",
+        )
+
+    return function
+
+
+_NEVER = ("argmax", "argmin", "argsort", "cumprod", "cumsum", "flip", "kthvalue", "median", "prod", "sort", "topk")
 _REFUSED: dict[str, Function] = {name: _refused(name) for name in (*_REDUCTIONS, *_NEVER)}
 
 SCALAR_FUNCTIONS: dict[str, Function] = _REFUSED | ELEMENTWISE | _ELEMENTWISE_EXTREMA
-ROW_FUNCTIONS: dict[str, Function] = {name: _refused(name) for name in _NEVER} | ELEMENTWISE | _REDUCTIONS
+ROW_FUNCTIONS: dict[str, Function] = {name: _of_no_row(name) for name in _NEVER} | ELEMENTWISE | _REDUCTIONS
 ONLINE_FUNCTIONS: dict[str, Function] = ROW_FUNCTIONS | {
     name: _online_extremum(ROW_FUNCTIONS[name], function)
     for name, function in (("max", ELEMENTWISE["maximum"]), ("min", ELEMENTWISE["minimum"]))

@@ -30,6 +30,21 @@ if TYPE_CHECKING:
 _DTYPES: dict[Attribute, torch.dtype] = {f32: torch.float32, i64: torch.int64, i1: torch.bool}
 
 
+_NO_LENGTH = (
+    "in a row function, torch.ones_like(s).sum() is the number of visible keys; a length of the tensors is a number or a"
+    " captured tensor that the function closes over"
+)
+
+
+class _NoSizes(tuple[int, ...]):
+    """The shape of one number: it has no axes, and whoever asks for one means the row."""
+
+    __slots__ = ()
+
+    def __getitem__(self, axis: object) -> NoReturn:
+        refuse(LoopError, "a size of a traced value, which is one number", _NO_LENGTH)
+
+
 class Symbol(Operators):
     """A scalar under tracing: f32, i64 or i1.
 
@@ -65,8 +80,17 @@ class Symbol(Operators):
         return 0
 
     @property
-    def shape(self) -> torch.Size:
-        return torch.Size(())
+    def shape(self) -> tuple[int, ...]:
+        return _NoSizes()
+
+    def dim(self) -> int:
+        return 0
+
+    def size(self, dim: int | None = None) -> tuple[int, ...] | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> NoReturn:
+        refuse(LoopError, "the number of elements of a traced value, which is one", _NO_LENGTH)
 
     def spelled(self) -> str:
         """As an index, the way its user may have written it."""
@@ -148,8 +172,8 @@ class Symbol(Operators):
     def __len__(self) -> int:
         refuse(
             LoopError,
-            "the length of a traced value",
-            "in a row function, torch.ones_like(s).sum() is the number of visible keys; elsewhere there is one number",
+            "the length of a traced value, which is one number",
+            _NO_LENGTH,
         )
 
     def __getitem__(self, index: object) -> Any:

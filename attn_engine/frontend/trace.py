@@ -190,6 +190,8 @@ class _TracingMode(TorchFunctionMode):
         if name in ("max", "min") and len(args) > 1 and isinstance(args[1], int):
             # torch.max(x, 0) reduces over a dim, unlike x.max(0), which has always meant the larger of both here.
             args, kwargs["dim"] = args[:1], args[1]
+        if func is torch.Tensor.where:
+            args = (*args[1:2], *args[:1], *args[2:])
         ignored = ("_stacklevel", "inplace")
         return self.region.apply(
             name, args, {k: v for k, v in kwargs.items() if k not in ignored and (k != "out" or v is not None)}

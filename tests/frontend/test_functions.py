@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,10 @@ SMOOTH = {
     "xlogy": lambda x: torch.xlogy(x, x * x + 1),
     "degrees": lambda x: torch.rad2deg(x) + torch.deg2rad(x),
     "nan_to_num": lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0),
+    "where method": lambda x: x.where(x > 0.7, 3 * x),
+    "where method of a condition": lambda x: x * (x > -2).where(x > 0.7, x < -0.7),
+    "where method of a tensor": lambda x: x * torch.tensor(2.0).where(x > 0.7, 3.0),
+    "numpy numbers": lambda x: np.float32(0.5) * x + np.float64(2.0) - np.int64(3) * x * (np.float32(0.7) < x),
     "neg": lambda x: -x,
     "abs": abs,
     "torch.abs": torch.abs,

@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,14 @@ def float_of_data(score, b, h, q_idx, kv_idx):
 
 def math_function(score, b, h, q_idx, kv_idx):
     return math.exp(score)  # here
+
+
+def numpy_function(score, b, h, q_idx, kv_idx):
+    return np.exp(score)  # here
+
+
+def size_of_data(score, b, h, q_idx, kv_idx):
+    return score * score.shape[-1] ** -0.5  # here
 
 
 def item_of_data(score, b, h, q_idx, kv_idx):
@@ -243,6 +252,8 @@ REFUSED = [
     (length_of_data, errors.LoopError, "torch.ones_like"),
     (float_of_data, errors.ConcreteValueError, ".float()"),
     (math_function, errors.ConcreteValueError, "torch.exp"),
+    (numpy_function, errors.UnsupportedFunctionError, "torch.exp"),
+    (size_of_data, errors.LoopError, "closes over"),
     (item_of_data, errors.ConcreteValueError, ".float()"),
     (python_list, errors.ConcreteValueError, "torch.tensor(values)"),
     (python_dict, errors.ConcreteValueError, "tensor"),
@@ -315,7 +326,9 @@ ROWS = [
     (lambda s: s - s.amax().sum(), errors.ReductionError, "number per row already"),
     (lambda s: s.max(0), errors.ReductionError, "torch.maximum"),
     (lambda s: s * s.max(dim=-1).indices.float(), errors.ReductionError, "values only"),
-    (lambda s: s.cumsum(-1), errors.ReductionError, "cumsum"),
+    (lambda s: s.cumsum(-1), errors.ReductionError, "reduce with sum"),
+    (lambda s: s / s.size(-1), errors.LoopError, "torch.ones_like(s).sum()"),
+    (lambda s: s / s.numel(), errors.LoopError, "torch.ones_like(s).sum()"),
     (lambda s: torch.linalg.vector_norm(s, ord=3), errors.OperandError, "1, 2 or inf"),
     (lambda s: s.get_reduce("prod"), errors.ReductionError, "abssum"),
     (lambda s: s.sum(), errors.ReturnValueError, "per row"),

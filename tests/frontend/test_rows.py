@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import attn_engine
 from attn_engine import errors, library
 from attn_engine.frontend import Definition, OnlineFunc, SymbolScalar, Var
 from attn_engine.interpreters.attn import run_attention
@@ -40,6 +41,19 @@ ROWS = {
         lambda s: s / torch.linalg.vector_norm(s, ord=float("inf"), dim=-1),
         lambda s: s / s.abs().amax(-1, keepdim=True),
     ),
+    "normalize": (
+        lambda s: torch.nn.functional.normalize(s, dim=-1),
+        lambda s: torch.nn.functional.normalize(s, dim=-1),
+    ),
+    "any": (
+        lambda s: torch.where((s > 0.9).any(), s, -s),
+        lambda s: torch.where((s > 0.9).any(-1, keepdim=True), s, -s),
+    ),
+    "all": (lambda s: s * torch.all(s > -0.4), lambda s: s * torch.all(s > -0.4, -1, keepdim=True)),
+    "count_nonzero": (
+        lambda s: s / (1 + torch.count_nonzero(s > 0)),
+        lambda s: s / (1 + torch.count_nonzero(s > 0, -1)).unsqueeze(-1),
+    ),
     "count": (lambda s: torch.ones_like(s) / torch.ones_like(s).sum(), lambda s: torch.full_like(s, 1 / SKV)),
     "get_reduce": (
         lambda s: s / (s.get_reduce("abssum") + s.get_reduce("max") - s.get_reduce("min") + s.get_reduce("sum")),
@@ -59,6 +73,26 @@ def test_rows_compute_what_torch_computes(name: str):
     traced = trace(Definition(row=row), head_dim=D, head_dim_v=D)
     (o,) = run_attention(traced.module, q, k, v, 0.5)
     torch.testing.assert_close(o, reference(q @ k.transpose(-1, -2) * 0.5) @ v)
+
+
+NORMS = {
+    "norm": (lambda x: x / (x.norm(dim=-1) + 0.1), lambda x: x / (x.norm(dim=-1, keepdim=True) + 0.1)),
+    "std": (lambda x: x / (x.std() + 0.1), lambda x: x / (x.std(-1, keepdim=True) + 0.1)),
+    "normalize": (lambda x: torch.nn.functional.normalize(x, dim=-1),) * 2,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_zero_have_gradients_of_zero(name: str):
+    mod, reference = NORMS[name]
+    q, k, v = (x.float().requires_grad_() for x in inputs())
+    with torch.no_grad():
+        q[0, 0, 1] = 0.0
+    o = attn_engine.compile(query_mod=mod, row=library.identity, backend="cpu")(q, k, v)
+    expected = reference(q) @ k.mT @ v / D**0.5
+    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-5)
+    (found,), (wanted,) = (torch.autograd.grad(x.sum(), q) for x in (o, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_ties_are_those_of_the_function_that_was_written():
