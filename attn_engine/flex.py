@@ -28,8 +28,21 @@ from attn_engine.runtime.kernel_options import read_kernel_options
 
 AuxOutput = torch_flex.AuxOutput
 AuxRequest = torch_flex.AuxRequest
+FlexKernelOptions = torch_flex.FlexKernelOptions
+noop_mask = torch_flex.noop_mask
 
-__all__ = ["AuxOutput", "AuxRequest", "BlockMask", "and_masks", "create_block_mask", "flex_attention", "or_masks"]
+__all__ = [
+    "AuxOutput",
+    "AuxRequest",
+    "BlockMask",
+    "FlexKernelOptions",
+    "and_masks",
+    "create_block_mask",
+    "create_mask",
+    "flex_attention",
+    "noop_mask",
+    "or_masks",
+]
 
 
 def flex_attention(
@@ -102,8 +115,15 @@ def create_block_mask(
     KV_LEN: int,
     device: torch.device | str | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
 ) -> BlockMask:
-    """A mask for these sizes; B or H of None serves any. Nothing of size Q_LEN x KV_LEN is evaluated."""
+    """A mask for these sizes; B or H of None serves any. Nothing of size Q_LEN x KV_LEN is evaluated.
+
+    How torch would make its table (`_compile` and what follows it) is taken and not read: there is no table.
+    """
     q_block, kv_block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     if not callable(mask_mod):
         raise BlockMaskError(f"mask_mod is a {type(mask_mod).__name__}: pass a function (b, h, q_idx, kv_idx) -> bool")
@@ -111,3 +131,15 @@ def create_block_mask(
         raise BlockMaskError(f"sizes {(B, H, Q_LEN, KV_LEN)} in blocks of {(q_block, kv_block)}: they must be positive")
     mask_mod = of_lengths(mask_mod, Q_LEN, KV_LEN)
     return BlockMask(mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), (q_block, kv_block), device or "cpu")
+
+
+def create_mask(
+    mod_fn: Callable[..., Any],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """[B, H, Q_LEN, KV_LEN], bool: what a mask function shows, or where a score function of 0 is not -inf."""
+    return torch_flex.create_mask(of_lengths(mod_fn, Q_LEN, KV_LEN), B, H, Q_LEN, KV_LEN, device or "cpu")

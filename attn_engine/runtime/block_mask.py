@@ -8,10 +8,10 @@ the mask reads the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,6 +52,20 @@ class BlockMask:
         """(B, H, queries, keys)."""
         return (self.B, self.H, *self.seq_lengths)
 
+    def numel(self) -> int:
+        """B x H x queries x keys."""
+        return self.shape[0] * self.shape[1] * self.shape[2] * self.shape[3]
+
+    def to(self, device: torch.device | str) -> BlockMask:
+        """The same for another device; tensors that the function captures stay where they are."""
+        return replace(self, device=device)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise BlockMaskError(
+            "a block mask of attn_engine has no table to take a part of: make one for these queries, which evaluates nothing,"
+            " create_block_mask(lambda b, h, q, kv: mask_mod(b, h, q + first, kv), B, H, Q_LEN, KV_LEN)"
+        )
+
     def states(self) -> Tensor:
         """[B, H, query blocks, key blocks], int8: 0 hidden, 1 partial, 2 full."""
         return self._survey[0]
@@ -67,8 +81,7 @@ class BlockMask:
 
     def density(self) -> float:
         """The percentage of elements that are visible."""
-        elements = self.shape[0] * self.shape[1] * self.shape[2] * self.shape[3]
-        return 100.0 * self._survey[1] / max(1, elements)
+        return 100.0 * self._survey[1] / max(1, self.numel())
 
     def picture(self, batch: int = 0, head: int = 0) -> str:
         """The blocks as text, hidden ones blank, partial ones light and full ones dark; of many blocks, several a sign."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import attn_engine
-from attn_engine import errors
-from attn_engine.flex import AuxOutput, AuxRequest, and_masks, create_block_mask, flex_attention, or_masks
+from attn_engine import errors, masks
+from attn_engine.flex import AuxOutput, AuxRequest, and_masks, create_block_mask, create_mask, flex_attention, or_masks
 from attn_engine.runtime import block_mask
 from attn_engine.runtime.block_mask import by_table, listed_states, mask_of
 from attn_engine.runtime.kernel_options import read_kernel_options
@@ -223,3 +225,31 @@ def test_the_same_functions_compile_once():
 def test_public_names():
     assert attn_engine.flex_attention is flex_attention
     assert attn_engine.flex.create_block_mask is create_block_mask
+
+
+@pytest.mark.parametrize("name", torch_flex.__all__)
+def test_every_name_of_torch_is_here_with_its_parameters(name: str):
+    ours, theirs = getattr(attn_engine.flex, name), getattr(torch_flex, name)
+    if inspect.isfunction(theirs):
+        wanted = inspect.signature(theirs).parameters
+        found = list(inspect.signature(ours).parameters.values())[: len(wanted)]
+        if not any(p.kind is p.VAR_POSITIONAL for p in found):
+            assert [(p.name, p.kind) for p in found] == [(p.name, p.kind) for p in wanted.values()]
+
+
+def test_how_torch_makes_its_table_is_not_read():
+    q, k, v = qkv()
+    mask = create_block_mask(causal, None, None, 40, 40, "cpu", 16, _compile=True, separate_full_blocks=False)
+    o = flex_attention(q, k, v, block_mask=mask.to(torch.device("cpu")))
+    torch.testing.assert_close(o.double(), dense(q, k, v, TRIANGLE)[0], rtol=1e-5, atol=1e-5)
+    assert mask.numel() == theirs(causal).numel() == 1600
+    with pytest.raises(errors.BlockMaskError, match="q \\+ first"):
+        mask[:, :, 0]
+
+
+def test_masks_as_tensors():
+    assert create_mask(causal, None, None, 40, 40).tolist() == [[TRIANGLE.tolist()]]
+    last = create_mask(masks.causal(bottom_right=True), 1, 1, 8, 40)
+    assert last.tolist() == [[TRIANGLE[32:].tolist()]]
+    scores = create_mask(lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf), 1, 1, 40, 40)
+    assert scores.tolist() == [[TRIANGLE.tolist()]]
