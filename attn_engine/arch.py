@@ -59,6 +59,11 @@ class Arch:
         return _WGMMA in self.matrix
 
     @property
+    def operands_in_registers(self) -> bool:
+        """Whether products take all that they read from registers, of which threads have few beside their results."""
+        return _WGMMA not in self.matrix and self.registers_per_thread <= 255
+
+    @property
     def max_warps_per_block(self) -> int:
         return self.max_threads_per_block // self.warp_size
 

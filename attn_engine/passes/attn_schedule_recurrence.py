@@ -90,21 +90,25 @@ class Work:
     summed: bool = False
     """Whether sums over the channels of results are wanted: turned, they cross warps."""
     weighted: bool = False
+    crowded: bool = False
+    """Whether operands of products lie in registers beside the state."""
 
     @classmethod
-    def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp) -> Work:
+    def of(cls, op: attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp, arch: Arch) -> Work:
         size = 4 if str(tile.element_of(op.v)) == "f32" else 2
         summed = isinstance(op, attn.SweepOp) and op.dot is not None
         weighted = not isinstance(op, attn.DeltaBackwardOp) and op.weight is not None
         key, value = (padded(_shape(x.type)[3]) for x in (op.q, op.v))
-        return cls(key, value, size, _kind(op), op.bounds is not None, summed, weighted)
+        return cls(
+            key, value, size, _kind(op), op.bounds is not None, summed, weighted, crowded=arch.operands_in_registers
+        )
 
     def block(self) -> int:
         """A sweep whose rows decay has no weights to make: its state may take more registers."""
         numbers = 2 * STATE if self.kind is Kind.ROWS and not self.weighted else STATE
         if self.key > LARGEST_KEY:
             numbers *= WIDE if self.kind is Kind.SCALAR and self.size == 2 else 2
-        numbers = numbers * 2 // self.size
+        numbers = numbers * 2 // self.size // (2 if self.crowded else 1)
         return max(16, min(COLUMNS, self.value, numbers // self.key))
 
     def paired(self, blocks: bool) -> bool:
@@ -242,6 +246,13 @@ class AttnScheduleRecurrencePass(ModulePass):
         for inner in op.walk():
             if isinstance(inner, attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp):
                 form = choose(
-                    Work.of(inner), arch, self.chunk, self.heads, self.tokens, self.blocks, self.chains, self.careful
+                    Work.of(inner, arch),
+                    arch,
+                    self.chunk,
+                    self.heads,
+                    self.tokens,
+                    self.blocks,
+                    self.chains,
+                    self.careful,
                 )
                 inner.attributes["form"] = form.attribute()

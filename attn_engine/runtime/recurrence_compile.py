@@ -173,8 +173,10 @@ def default_schedule(
 
 
 def _chunk(kind: Kind, arch: Arch) -> int:
-    """Tokens per chunk. The gradients of the delta rule need several tiles of a chunk at a time: 64 KiB hold them for 64
-    tokens of up to 64 channels in 16 bits."""
+    """Tokens per chunk. Operands that take registers leave room for tiles of few tokens only. The gradients of the delta
+    rule need several tiles of a chunk at a time: 64 KiB hold them for 64 tokens of up to 64 channels in 16 bits."""
+    if arch.operands_in_registers:
+        return SHORT
     tiles = DELTA_TILES * CHUNK * padded(kind.key) * kind.dtype.itemsize
     return SHORT if kind.beta and tiles > arch.shared_per_block else CHUNK
 

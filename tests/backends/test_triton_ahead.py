@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.backends.triton_support import source_of
 
@@ -13,6 +14,10 @@ pytest.importorskip("triton")
 
 from attn_engine.arch import get_arch
 from attn_engine.backends.triton.ahead import compile_ahead
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Request, default_schedule
+from attn_engine.runtime.recurrence_compile import source_of as source_of_recurrence
 
 FORWARD = (Path(__file__).parent.parent / "filecheck" / "dialects" / "tile_value_forward.mlir").read_text()
 COUNT = {"sm_80": "mma", "sm_90": "wgmma", "gfx90a": "mfma", "gfx942": "mfma", "gfx950": "mfma"}
@@ -33,6 +38,17 @@ def test_matrix_instructions_and_no_spills(arch: str, dtype: str):
     assert kernel.spills == 0
     assert 0 < kernel.registers <= get_arch(arch).registers_per_thread
     assert kernel.binary[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("decay", ["token", "channel"])
+def test_recurrences_fit_the_registers_beside_operands_of_products(decay: str):
+    """A state of 64 numbers a thread and chunks of 64 tokens spill 552 and 8816 bytes where operands take registers too."""
+    kind = Kind(torch.bfloat16, 128, 128, decay)
+    schedule, place = default_schedule(Target("triton", "sm_80"), kind, 128, 4096, tf32=False, stepwise=False)
+    source = source_of_recurrence(Request(kind, "triton", schedule, place=place))
+    kernel = compile_ahead(source, "forward_o_sweep", get_arch("sm_80"), ones=("group", "group_1", "group_2"))
+    assert kernel.mma > 0
+    assert kernel.spills == 0
 
 
 def test_maximum_keeps_nan_in_one_instruction():

@@ -49,6 +49,7 @@ def test_states_fit_registers_and_tiles_shared_memory():
     assert form(replace(WORK, key=512, size=4)).value_block == 16
     assert form(replace(wide, size=4)).num_stages == 1
     assert form(arch=get_arch("sm_86")).num_stages == 1
+    assert [form(replace(WORK, crowded=crowded), blocks=False).value_block for crowded in (False, True)] == [64, 32]
 
 
 def test_care_where_an_assembler_needs_it():

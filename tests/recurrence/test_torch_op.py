@@ -96,7 +96,6 @@ def test_blocks_are_copied_where_the_device_can(arch, bounds, wanted):
         ("sm_90", torch.bfloat16, 256, 64),
         ("sm_90", torch.float32, 128, 64),
         ("sm_90", torch.float32, 256, 32),
-        ("sm_89", torch.bfloat16, 256, 32),
         ("gfx942", torch.bfloat16, 64, 64),
         ("gfx942", torch.bfloat16, 80, 32),
     ],
@@ -107,6 +106,12 @@ def test_chunks_of_the_delta_rule_leave_room_for_its_gradients(arch, dtype, key,
     for beta, wanted in ((True, chunk), (False, 64)):
         kind = Kind(dtype, key, key, "token", beta=beta)
         assert default_schedule(target, kind, 128, 4096, False, False)[0].chunk == wanted
+
+
+@pytest.mark.parametrize(("arch", "chunk"), [("sm_80", 32), ("sm_89", 32), ("sm_90", 64), ("gfx942", 64)])
+def test_chunks_are_short_where_operands_of_products_take_registers(arch, chunk):
+    target = Target("hip" if arch.startswith("gfx") else "triton", arch)
+    assert default_schedule(target, Kind(torch.bfloat16, 64, 64, "token"), 128, 4096, False, False)[0].chunk == chunk
 
 
 @pytest.mark.parametrize(
