@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -24,17 +24,20 @@ from attn_engine.runtime.captures import CaptureRules, capture_rules
 from attn_engine.runtime.choice import choose, gradients_of
 from attn_engine.runtime.decoding import Decoding, adapted, decoding, pack, packed_module, unpack
 from attn_engine.runtime.devices import Target, target_of
-from attn_engine.runtime.driver import Compiled, Facts, Request
+from attn_engine.runtime.driver import Compiled, Request
+from attn_engine.runtime.eager import is_plain, kind_of
+from attn_engine.runtime.eager import keep as keep_kind
+from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.evaluator import check_definition
 from attn_engine.runtime.inspect import Inspection
 from attn_engine.runtime.kept_choice import choice_key, keep, kept_way, told
 from attn_engine.runtime.kernel_options import KernelOptions
-from attn_engine.runtime.layouts import NARROWEST, in_blocks
+from attn_engine.runtime.known import Known, Settled, checked_sizes, known_of, wrt_of
+from attn_engine.runtime.layouts import NARROWEST
 from attn_engine.runtime.reference import is_reference
 from attn_engine.runtime.schedules import arch_for, candidate_schedules, heads_of
 from attn_engine.runtime.selection import Chosen, Way, examine_launched, fastest, first_that_runs
 from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
-from attn_engine.runtime.vectorize import needs_gradient
 
 UserFunction = Callable[..., Any]
 Inputs: TypeAlias = op.Call
@@ -55,25 +58,6 @@ class Trace:
     rules: CaptureRules
 
 
-MOST_PARTS = 8
-"""Batches whose gradients of a table that all share are stored one by one."""
-MULTIPLES = (128, 64, 1)
-"""Classes of lengths by what divides them: few, because each is a compilation of its own."""
-
-
-class Known(NamedTuple):
-    """What a call's values say of how it is compiled."""
-
-    facts: Facts
-    """In which `multiple` is the largest of `MULTIPLES`."""
-    length: Length
-    in_blocks: bool
-    """Descriptors can be made of q, k and v."""
-    tables_in_blocks: bool
-    """And of captured tables."""
-    decoding: Decoding
-
-
 @dataclass(eq=False)
 class Memory:
     """What was traced and compiled; it holds neither tensors nor definitions, so that none is kept alive."""
@@ -81,6 +65,7 @@ class Memory:
     traces: dict[object, Trace] = field(default_factory=dict[object, Trace])
     compiled: dict[object, Compiled] = field(default_factory=dict[object, Compiled])
     chosen: list[Chosen] = field(default_factory=list[Chosen])
+    settled: dict[object, Settled] = field(default_factory=dict[object, Settled])
 
 
 @dataclass(eq=False)
@@ -169,33 +154,46 @@ class Attention(Inspection):
         custom: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """[o, then of lse and largest score, each [B, H, Sq], those asked for]; as in a plain call otherwise."""
-        by_reference = is_reference(self.backend)
-        sizes = check_qkv(q, k, v, by_reference)
+        by_reference, plain = is_reference(self.backend), is_plain((q, k, v))
+        sizes = checked_sizes(q, k, v, by_reference, plain)
         if isinstance(mask := self.definition.mask_mod, Mask):
             own = self._with_mask(of_call(mask, sizes.q_len, sizes.kv_len, q.device))
             return own.rows(q, k, v, scale=scale, return_lse=return_lse, return_max=return_max, custom=custom)
         factor = check_scale(self.definition.default_scale(sizes.head_dim) if scale is None else scale)
         trace, captures = self._trace(q, sizes, (return_lse, return_max), custom or {})
+        inputs = (q, k, v, captures, factor)
+        if by_reference:
+            check_captures(trace.rules.names, captures, q.device)
+            trace.rules.check(captures, sizes)
+            return reference.rows(trace.traced.module, *inputs)
+        compiled, group = self._settled(trace, inputs, sizes, plain and is_plain(captures))
+        if group > 1:
+            q = pack(q, group)
+        results = op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
+        return [unpack(x, group) for x in results] if group > 1 else results
+
+    def _settled(self, trace: Trace, inputs: Inputs, sizes: Sizes, plain: bool) -> Settled:
+        """What runs a call; decided once for plain tensors of a kind."""
+        if not plain:
+            return self._settle(trace, inputs, sizes)
+        q, k, v, captures, scale = inputs
+        around = torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads()
+        key = (trace.text, kind_of((q, k, v, *captures)), scale > 0, named_backend(self.backend), around)
+        found = self._memory.settled.get(key)
+        return found or keep_kind(self._memory.settled, key, self._settle(trace, inputs, sizes))
+
+    def _settle(self, trace: Trace, inputs: Inputs, sizes: Sizes) -> Settled:
+        q, k, v, captures, scale = inputs
         check_captures(trace.rules.names, captures, q.device)
         trace.rules.check(captures, sizes)
-        if by_reference:
-            return reference.rows(trace.traced.module, q, k, v, captures, factor)
         reference.refuse_transforms((q, k, v, *captures))
         wrt = wrt_of(q, k, v, captures)
         few = decoding(sizes, target_of(q.device, self.backend), bool(wrt))
         if few.group > 1:
             q, trace = pack(q, few.group), self._packed_trace(trace, few)
-        length = Length.of(max(sizes.q_len, sizes.kv_len))
-        multiple = next(m for m in MULTIPLES if q.shape[2] % m == sizes.kv_len % m == 0)
-        exact = torch.is_grad_enabled() and trace.rules.exact(captures, sizes)
-        few_batches = exact and sizes.batch <= MOST_PARTS
-        facts = Facts(factor > 0, trace.rules.covered(captures, sizes), exact, few_batches, multiple)
-        # Kernels for few queries use no descriptors.
-        blocks, tables = (not few.few and in_blocks(x) for x in ((q, k, v), trace.rules.tables(captures)))
-        known = Known(facts, length, blocks, tables, few)
-        compiled = self._compile(trace, wrt, (q, k, v, captures, factor), known)
-        results = op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
-        return [unpack(x, few.group) for x in results] if few.group > 1 else results
+        inputs = (q, k, v, captures, scale)
+        known = known_of(trace.rules, inputs, sizes, few)
+        return Settled(self._compile(trace, wrt, inputs, known), few.group)
 
     def _trace(
         self, q: Tensor, sizes: Sizes, rows: tuple[bool, bool], custom: Mapping[str, Tensor]
@@ -322,14 +320,6 @@ class Attention(Inspection):
 
         key = tune_key(trace.text, target, request, device)
         return self.tuner.best(key, request.schedule, target, heads_of(module), measure)
-
-
-def wrt_of(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[str, ...]:
-    """What needs a gradient: "q", "k", "v" and capture positions; empty outside of autograd."""
-    if not torch.is_grad_enabled():
-        return ()
-    operands = [name for name, tensor in (("q", q), ("k", k), ("v", v)) if needs_gradient(tensor)]
-    return (*operands, *(str(n) for n, capture in enumerate(captures) if needs_gradient(capture)))
 
 
 def compile(

@@ -1,7 +1,8 @@
 """The torch ops: one for the forward, one for the backward, with autograd and fake kernels.
 
 Both find their compiled plans by a key (see `driver`), so that graphs hold plain tensors, a float and a
-string. Tensors are batch, head, position, channel; any strides.
+string. Tensors are batch, head, position, channel; any strides. Calls that nothing but autograd looks at are made
+without the ops (see `eager`).
 """
 
 from __future__ import annotations
@@ -15,20 +16,9 @@ from torch.library import custom_op
 
 from attn_engine.errors import SecondDerivativeError
 from attn_engine.runtime.driver import Compiled, lookup
+from attn_engine.runtime.eager import is_plain, launch, trains
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.vectorize import in_turn
-
-
-def _run(plan: Callable[..., None], device: torch.device, arguments: tuple[Any, ...]) -> None:
-    """Launches where the tensors are, and in the precision that the plan says: not in that of autocast."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            plan(*arguments)
-    elif torch.is_autocast_enabled(device.type):
-        with torch.autocast(device.type, enabled=False):
-            plan(*arguments)
-    else:
-        plan(*arguments)
 
 
 def _like_queries(q: Tensor, channels: int) -> Tensor:
@@ -48,16 +38,17 @@ def _forward_results(q: Tensor, v: Tensor, compiled: Compiled) -> list[Tensor]:
     return [_like_queries(q, v.shape[3]), *(_row(q) for _ in range(shape.outputs + shape.saved))]
 
 
-@custom_op("attn_engine::forward", mutates_args=())
-def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
-    """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
     compiled = lookup(key)
     results = _forward_results(q, v, compiled)
-    _run(compiled.plans["forward"], q.device, (q, k, v, *results, *captures, scale))
+    launch(compiled.plans["forward"], q.device, (q, k, v, *results, *captures, scale))
     return results
 
 
-@forward.register_fake
+forward_op = custom_op("attn_engine::forward", _attend, mutates_args=())
+
+
+@forward_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
     return _forward_results(q, v, lookup(key))
 
@@ -70,8 +61,7 @@ def _backward_results(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], c
     return results + [torch.empty(captures[n].shape, dtype=dtype, device=q.device) for n, dtype in types.items()]
 
 
-@custom_op("attn_engine::backward", mutates_args=())
-def backward(
+def _differentiate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,15 +73,17 @@ def backward(
     scale: float,
     key: str,
 ) -> list[Tensor]:
-    """[dq, dk, dv (those wanted)..., gradients of captures (float32, or the type of the capture)...]."""
     compiled = lookup(key)
     results = _backward_results(q, k, v, captures, compiled)
     arguments = (q, k, v, o, d_o, *saved, *d_outputs, *captures, *results, scale)
-    _run(compiled.plans["backward"], q.device, arguments)
+    launch(compiled.plans["backward"], q.device, arguments)
     return results
 
 
-@backward.register_fake
+backward_op = custom_op("attn_engine::backward", _differentiate, mutates_args=())
+
+
+@backward_op.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -134,7 +126,7 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     return operands.get("q"), operands.get("k"), operands.get("v"), d_captures, None, None
 
 
-forward.register_autograd(_gradients, setup_context=_setup)
+forward_op.register_autograd(_gradients, setup_context=_setup)
 
 
 def _no_second_gradients(ctx: Any, *grads: Any) -> None:
@@ -145,9 +137,54 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     """What would be saved is for second derivatives."""
 
 
-backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
-forward.register_vmap(in_turn(forward))
-backward.register_vmap(in_turn(backward))
+backward_op.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
+forward_op.register_vmap(in_turn(forward_op))
+backward_op.register_vmap(in_turn(backward_op))
+
+
+class _Attended(torch.autograd.Function):
+    """The forward op for autograd alone."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, key: str, q: Tensor, k: Tensor, v: Tensor, *captures: Tensor) -> Any:
+        results = _attend(q, k, v, list(captures), scale, key)
+        _setup(ctx, (q, k, v, captures, scale, key), results)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_q, d_k, d_v, d_captures, *_ = _gradients(ctx, list(grads))
+        return None, None, d_q, d_k, d_v, *d_captures
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
+    """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
+    tensors = (q, k, v, *captures)
+    if not is_plain(tensors):
+        return forward_op(q, k, v, captures, scale, key)
+    if not trains(tensors):
+        return _attend(q, k, v, captures, scale, key)
+    function: Any = _Attended
+    return list(function.apply(scale, key, q, k, v, *captures))
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    d_o: Tensor,
+    saved: list[Tensor],
+    d_outputs: list[Tensor],
+    captures: list[Tensor],
+    scale: float,
+    key: str,
+) -> list[Tensor]:
+    """[dq, dk, dv (those wanted)..., gradients of captures (float32, or the type of the capture)...]."""
+    tensors = (q, k, v, o, d_o, *saved, *d_outputs, *captures)
+    run = _differentiate if is_plain(tensors) and not trains(tensors) else backward_op
+    return run(q, k, v, o, d_o, saved, d_outputs, captures, scale, key)
 
 
 Call: TypeAlias = tuple[Tensor, Tensor, Tensor, list[Tensor], float]

@@ -63,7 +63,7 @@ def recurrence(
         raise DtypeError(f"output_dtype is {output_dtype}: o can be {q.dtype}, as q is, or torch.float32")
     wide = output_dtype == torch.float32 and q.dtype != torch.float32
     stepwise = goes_by_token(v, operands.q, operands.k, *operands.optional)
-    results = recurrence_op.recurrence(
+    results = recurrence_op.recur(
         operands.q,
         operands.k,
         operands.v,
@@ -101,7 +101,7 @@ def recurrence_step(
         check_recurrence(operands)
         _check_own_memory(state)
         factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-        o = recurrence_op.recurrence_step(
+        o = recurrence_op.step(
             operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
             factor, backend or "",
         )  # fmt: skip

@@ -96,7 +96,7 @@ def _gradients(
     plain = {name: None if x is None else x.detach() for name, x in operands.items()}
     q, k, v = (plain[name] for name in "qkv")
     assert q is not None and k is not None and v is not None
-    return recurrence_op.recurrence_backward(
+    return recurrence_op.gradients(
         q, k, v, plain["decay"], None, None, plain["initial"], None, grads[0].to(v.dtype),
         final, None if final is None else grads[1], 1.0, backend, " ".join(wrt), tuner,
     )  # fmt: skip

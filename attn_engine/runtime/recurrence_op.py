@@ -1,12 +1,12 @@
 """The torch ops of recurrences, forward and backward, with autograd and fake kernels.
 
 Tensors are batch, head, token, channel; any strides. What is compiled follows from them inside of the ops, so that a
-graph holds tensors and plain numbers only.
+graph holds tensors and plain numbers only. Calls that nothing but autograd looks at are made without the ops (see `eager`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from attn_engine.errors import SecondDerivativeError
 from attn_engine.frontend.recurrence import Operands
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
+from attn_engine.runtime.eager import is_plain, keep, kind_of, launch, trains
+from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 from attn_engine.runtime.recurrence_tune import active_tuner, tuned
@@ -34,6 +36,30 @@ def compilation(
     wide: bool = False,
 ) -> Compiled:
     """The compilation for these tensors; `others` have channels too. An empty `backend` is the device's own."""
+    tensors = (x.q, x.k, x.v, *x.optional, *others)
+    if not is_plain(tensors):
+        return _decided(x, final, stepwise, backend, others, wrt, mods, wide)
+    chosen = named_backend(backend), torch.get_float32_matmul_precision()
+    key = (kind_of(tensors), final, stepwise, chosen, wrt, mods, wide)
+    found = _DECIDED.get(key)
+    if found is None:
+        found = keep(_DECIDED, key, _decided(x, final, stepwise, backend, others, wrt, mods, wide))
+    return found
+
+
+_DECIDED: dict[object, Compiled] = {}
+
+
+def _decided(
+    x: Operands,
+    final: bool,
+    stepwise: bool,
+    backend: str,
+    others: Sequence[Tensor],
+    wrt: tuple[str, ...],
+    mods: TracedMods | None,
+    wide: bool,
+) -> Compiled:
     kind, target = replace(x.kind(final), mods=mods, wide=wide), target_of(x.q.device, backend or None)
     sequences = x.q.shape[0] if x.bounds is None else x.bounds.shape[0] - 1
     heads, tokens = x.v.shape[1], x.v.shape[2]
@@ -44,23 +70,11 @@ def compilation(
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads, place))
 
 
-def _launch(plan: Callable[..., None], q: Tensor, *others: Any) -> None:
-    """Runs a plan where its tensors are, and in the precision that it says: not in that of autocast."""
-    if q.device.type == "cuda":
-        with torch.cuda.device(q.device):
-            plan(q, *others)
-    elif torch.is_autocast_enabled(q.device.type):
-        with torch.autocast(q.device.type, enabled=False):
-            plan(q, *others)
-    else:
-        plan(q, *others)
-
-
 def _forward(compiled: Compiled, q: Tensor, *others: Any) -> None:
     """Runs the forward plan; with a tuner, in the form that is fastest."""
 
     def run(which: Compiled) -> None:
-        _launch(which.forward(), q, *others)
+        launch(which.forward(), q.device, (q, *others))
 
     run(tuned(active_tuner(), compiled, run, q.device))
 
@@ -93,8 +107,7 @@ def recurrence_of_mods(
     return results
 
 
-@custom_op("attn_engine::recurrence", mutates_args=())
-def recurrence(
+def _recur(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,13 +122,15 @@ def recurrence(
     backend: str,
     wide: bool,
 ) -> list[Tensor]:
-    """[o, the final state if that is asked for]; `stepwise` goes token by token, `wide` leaves o in float32."""
     results = _results(q, v, bounds, final, wide)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
     compiled = compilation(x, final, stepwise, backend, results[:1], wide=wide)
     _forward(compiled, q, k, v, scale, *given, *results)
     return results
+
+
+recurrence = custom_op("attn_engine::recurrence", _recur, mutates_args=())
 
 
 @recurrence.register_fake
@@ -137,8 +152,7 @@ def _(
     return _results(q, v, bounds, final, wide)
 
 
-@custom_op("attn_engine::recurrence_step", mutates_args=("state",))
-def recurrence_step(
+def _step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -150,12 +164,14 @@ def recurrence_step(
     scale: float,
     backend: str,
 ) -> Tensor:
-    """o; the state is read and replaced."""
     o = _output(v)
     x = Operands(q, k, v, decay, beta, weight, state, bounds)
     given = [t for t in x.optional if t is not None]
-    _launch(compilation(x, True, True, backend, [o]).forward(), q, k, v, scale, *given, o, state)
+    launch(compilation(x, True, True, backend, [o]).forward(), q.device, (q, k, v, scale, *given, o, state))
     return o
+
+
+recurrence_step = custom_op("attn_engine::recurrence_step", _step, mutates_args=("state",))
 
 
 @recurrence_step.register_fake
@@ -187,8 +203,7 @@ def _gradient_results(inputs: dict[str, Tensor | None], wrt: str) -> list[Tensor
     return found
 
 
-@custom_op("attn_engine::recurrence_backward", mutates_args=())
-def recurrence_backward(
+def _differentiate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -205,7 +220,6 @@ def recurrence_backward(
     wrt: str,
     tuner: str,
 ) -> list[Tensor]:
-    """The gradients with respect to the operands named in `wrt`, in its order; `tuner` is that of the forward call."""
     inputs = {"q": q, "k": k, "v": v, "decay": decay, "beta": beta, "weight": weight, "initial": initial}
     results = _gradient_results(inputs, wrt)
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
@@ -216,10 +230,13 @@ def recurrence_backward(
     states = [] if d_final is None else [final, d_final, d_final.transpose(2, 3)]
 
     def run(which: Compiled) -> None:
-        _launch(which.backward(d_final is not None), q, k, v, scale, *given, d_o, *states, *results)
+        launch(which.backward(d_final is not None), q.device, (q, k, v, scale, *given, d_o, *states, *results))
 
     run(tuned(tuner, compiled, run, q.device))
     return results
+
+
+recurrence_backward = custom_op("attn_engine::recurrence_backward", _differentiate, mutates_args=())
 
 
 @recurrence_backward.register_fake
@@ -249,6 +266,10 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+_TENSORS, _GRADIENT_TENSORS = ARGUMENTS.index("scale"), ARGUMENTS.index("scale") + 3
+"""So many arguments of an op come first, and are tensors or None."""
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     q, k, v, decay, beta, weight, initial, bounds, scale, _final, _stepwise, backend, _wide = inputs
     ctx.save_for_backward(q, k, v, decay, beta, weight, initial, bounds, *output[1:])
@@ -261,7 +282,7 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     d_o = grads[0] if grads[0] is not None else v.new_zeros(ctx.shape)
     d_final = grads[1] if len(grads) > 1 else None
     final = rest[0] if d_final is not None else None
-    found = recurrence_backward(
+    found = gradients(
         q, k, v, decay, beta, weight, initial, bounds, d_o.to(v.dtype), final, d_final, ctx.scale, ctx.backend,
         " ".join(wrt), ctx.tuner,
     )  # fmt: skip
@@ -281,3 +302,49 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 
 
 recurrence_backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+class _Recurred(torch.autograd.Function):
+    """The forward op for autograd alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        results = _recur(*arguments)
+        _setup(ctx, arguments, results)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _gradients(ctx, list(grads))
+
+
+def recur(*arguments: Any) -> list[Tensor]:
+    """[o, the final state if that is asked for]; `stepwise` goes token by token, `wide` leaves o in float32. See `ARGUMENTS`."""
+    tensors = arguments[:_TENSORS]
+    if not is_plain(tensors):
+        return recurrence(*arguments)
+    if not trains(tensors):
+        return _recur(*arguments)
+    function: Any = _Recurred
+    return list(function.apply(*arguments))
+
+
+def gradients(*arguments: Any) -> list[Tensor]:
+    """Those with respect to the operands named in `wrt`, in its order; `tuner` is that of the forward call."""
+    tensors = arguments[:_GRADIENT_TENSORS]
+    return (_differentiate if is_plain(tensors) and not trains(tensors) else recurrence_backward)(*arguments)
+
+
+def step(*arguments: Any) -> Tensor:
+    """o; the state is read and replaced."""
+    tensors, state = arguments[:_TENSORS], arguments[ARGUMENTS.index("initial")]
+    if not is_plain(tensors) or trains(tensors):
+        return recurrence_step(*arguments)
+    o = _step(*arguments)
+    if not state.is_inference():
+        torch.autograd.graph.increment_version(state)
+    return o

@@ -10,6 +10,7 @@ from typing import Any
 
 from attn_engine.backends.backend import Availability, Plan
 from attn_engine.backends.source_module import load_source
+from attn_engine.backends.triton.replay import replayed
 
 
 def load(source: str) -> ModuleType:
@@ -35,7 +36,7 @@ def build(source: str) -> Mapping[str, Plan]:
         from attn_engine.backends.triton.interpret import interpret
 
         return interpret(source)
-    return plans_of(load(source))
+    return replayed(plans_of(load(source)))
 
 
 def assembler_version() -> tuple[int, ...]:

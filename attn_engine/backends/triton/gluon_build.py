@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attn_engine.backends.backend import Availability, Plan
 from attn_engine.backends.triton import build as triton_build
+from attn_engine.backends.triton.replay import replayed
 
 _HOPPER = 9
 
@@ -13,7 +14,7 @@ _HOPPER = 9
 def build(source: str) -> Mapping[str, Plan]:
     """One callable per plan. A kernel is compiled at its first launch, for the device of its tensors."""
     module = triton_build.load(source)
-    return {name: getattr(module, name) for name in module.PLANS}
+    return replayed({name: getattr(module, name) for name in module.PLANS})
 
 
 def check() -> Availability:
