@@ -331,8 +331,8 @@ _REFERENCE = 'backend="reference" has it, densely and in float64'
 class SecondDerivativeError(UnsupportedGradientError):
     """A gradient of a gradient."""
 
-    def __init__(self, fix: str | None = None) -> None:
-        super().__init__("the gradients of attention themselves (a second derivative)", fix)
+    def __init__(self, fix: str | None = None, what: str = "attention") -> None:
+        super().__init__(f"the gradients of {what} themselves (a second derivative)", fix)
 
     @classmethod
     def of_kernels(cls) -> SecondDerivativeError:
@@ -343,15 +343,15 @@ class SecondDerivativeError(UnsupportedGradientError):
 class FunctionTransformError(UnsupportedGradientError):
     """A derivative by a transform of `torch.func`."""
 
-    def __init__(self) -> None:
-        super().__init__("attention in torch.func.grad, vjp or jacrev", f"call torch.autograd.grad, or {_REFERENCE}")
+    def __init__(self, what: str = "attention", fix: str = _REFERENCE) -> None:
+        super().__init__(f"{what} in torch.func.grad, vjp or jacrev", f"call torch.autograd.grad, or {fix}")
 
 
 class ForwardModeError(UnsupportedGradientError):
     """A derivative in forward mode."""
 
-    def __init__(self) -> None:
-        super().__init__("attention in forward mode (a tangent)", _REFERENCE)
+    def __init__(self, what: str = "attention", fix: str = _REFERENCE) -> None:
+        super().__init__(f"{what} in forward mode (a tangent)", fix)
 
 
 class RecurrenceFormError(AttnEngineError):

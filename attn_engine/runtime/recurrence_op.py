@@ -23,6 +23,11 @@ from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 from attn_engine.runtime.recurrence_tune import active_tuner, tuned
+from attn_engine.runtime.reference import refuse_transforms
+from attn_engine.runtime.vectorize import in_turn
+
+WHAT, INSTEAD = "a recurrence", "write the recurrence as a loop over tokens in torch operations"
+"""For errors of derivatives that it does not have."""
 
 
 def compilation(
@@ -294,7 +299,7 @@ recurrence.register_autograd(_gradients, setup_context=_setup)
 
 
 def _no_second_gradients(ctx: Any, *grads: Any) -> None:
-    raise SecondDerivativeError
+    raise SecondDerivativeError(INSTEAD, WHAT)
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -302,6 +307,8 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 
 
 recurrence_backward.register_autograd(_no_second_gradients, setup_context=_keep_nothing)
+recurrence.register_vmap(in_turn(recurrence))
+recurrence_backward.register_vmap(in_turn(recurrence_backward))
 
 
 # --- calls -------------------------------------------------------------------------------------
@@ -326,6 +333,8 @@ def recur(*arguments: Any) -> list[Tensor]:
     """[o, the final state if that is asked for]; `stepwise` goes token by token, `wide` leaves o in float32. See `ARGUMENTS`."""
     tensors = arguments[:_TENSORS]
     if not is_plain(tensors):
+        if not torch.compiler.is_compiling():
+            refuse_transforms([x for x in tensors if x is not None], WHAT, INSTEAD)
         return recurrence(*arguments)
     if not trains(tensors):
         return _recur(*arguments)

@@ -34,10 +34,14 @@ def rows(module: ModuleOp, q: Tensor, k: Tensor, v: Tensor, captures: list[Tenso
     return [o.to(q.dtype), *(value.to(per_row) for value in values)]
 
 
-def refuse_transforms(tensors: Iterable[Tensor]) -> None:
-    """Raises for tensors that carry a tangent of forward mode, or that `torch.func` differentiates."""
-    for tensor in tensors:
-        if forward_ad.unpack_dual(tensor).tangent is not None:
-            raise ForwardModeError
-        if is_differentiated(tensor):
-            raise FunctionTransformError
+def refuse_transforms(tensors: Iterable[Tensor], *of: str) -> None:
+    """Raises for tensors that carry a tangent of forward mode, or that `torch.func` differentiates.
+
+    `of` is what is called, and what to do instead, where it is no attention.
+    """
+    tensors = list(tensors)
+    # Under a transform what has no tangent is wrapped as well, once an operation has made it.
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise ForwardModeError(*of)
+    if any(is_differentiated(tensor) for tensor in tensors):
+        raise FunctionTransformError(*of)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import attn_engine
 from attn_engine import errors
@@ -158,8 +159,42 @@ def test_a_second_derivative_is_refused():
     x = leaves(inputs(10))
     o, _ = attn_engine.recurrence(**x, backend="cpu")
     (gradient,) = torch.autograd.grad(o.square().sum(), x["q"], create_graph=True)
-    with pytest.raises(errors.SecondDerivativeError):
+    with pytest.raises(errors.SecondDerivativeError, match=r"a recurrence themselves .* as a loop over tokens"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_transforms_without_a_rule_are_refused(trained):
+    x = inputs(10)
+    v = x["v"].requires_grad_(trained)
+
+    def call(v, q=x["q"]):
+        return attn_engine.recurrence(q, x["k"], v, backend="cpu")[0].sum()
+
+    with pytest.raises(errors.ForwardModeError, match="a recurrence in forward mode"):
+        torch.func.jvp(call, (v,), (v,))
+    with forward_ad.dual_level(), pytest.raises(errors.ForwardModeError):
+        call(forward_ad.make_dual(v, torch.ones_like(v)))
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(errors.FunctionTransformError, match=r"a recurrence in torch\.func\.grad"):
+            transform(call)(v)
+
+
+def test_vmap_is_one_call_for_each_element():
+    x = leaves(inputs(70))
+    v, decay = (torch.stack([x[n], x[n] * 0.5]).detach().requires_grad_() for n in ("v", "decay"))
+
+    def call(v, decay):
+        return attn_engine.recurrence(x["q"], x["k"], v, decay=decay, output_final_state=True, backend="cpu")
+
+    o, state = torch.vmap(call)(v, decay)
+    each = [call(*one) for one in zip(v, decay, strict=True)]
+    torch.testing.assert_close((o, state), tuple(torch.stack(column) for column in zip(*each, strict=True)))
+    loss, wanted = (
+        o.square().sum() + state.sum() for o, state in ((o, state), map(torch.stack, zip(*each, strict=True)))
+    )
+    for found, expected in zip(*(torch.autograd.grad(y, (v, decay, x["q"])) for y in (loss, wanted)), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_states_that_are_updated_in_place_are_float32():
