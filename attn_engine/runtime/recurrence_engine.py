@@ -16,6 +16,7 @@ from attn_engine.frontend.recurrence import Operands
 from attn_engine.frontend.recurrence_mods import TracedMods, trace_mods
 from attn_engine.frontend.source import refuse
 from attn_engine.runtime import recurrence_mods
+from attn_engine.runtime.eager import is_plain
 from attn_engine.runtime.engine import check_meta
 from attn_engine.runtime.recurrence import recurrence
 from attn_engine.runtime.recurrence_inspect import (
@@ -174,9 +175,13 @@ class LinearAttentionEngine:
         return (o if inside else o.transpose(1, 2)), state
 
     def _traced(self, given: Sequence[Tensor | None], inputs: Mapping[str, Tensor]) -> TracedMods | None:
-        """The functions as regions, if there are any and all are element by element; torch.compile runs them itself."""
+        """The functions as regions, if there are any and all are element by element; what traces or transforms runs them."""
         wanted = {n: m for (n, m), x in zip(self.mods.items(), given, strict=True) if m is not None and x is not None}
-        if not wanted or torch.compiler.is_compiling() or not all(x.dtype in DTYPES for x in inputs.values()):
+        if (
+            not wanted
+            or not is_plain([*given, *inputs.values()])
+            or not all(x.dtype in DTYPES for x in inputs.values())
+        ):
             return None
         dtypes = tuple(x.dtype for x in inputs.values())
         if (dtypes, *wanted) not in self._regions:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from attn_engine.errors import SecondDerivativeError
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime import recurrence_op
@@ -65,7 +65,6 @@ class _Recurrence(torch.autograd.Function):
         return results[0], results[1] if modified.final else q.new_empty(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         modified: Modified = ctx.modified
         saved: list[Tensor | None] = list(ctx.saved_tensors)
@@ -81,8 +80,28 @@ class _Recurrence(torch.autograd.Function):
         d_made = _gradients(operands, wrt, grads, final, modified.backend, ctx.tuner)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         outputs = [x for name in wrt if (x := operands[name]) is not None]
-        rest = iter(torch.autograd.grad(outputs, wanted, d_made, allow_unused=True))
+        found = torch.autograd.grad(outputs, wanted, d_made, allow_unused=True)
+        if torch.is_grad_enabled():
+            found = _once(found, [*saved, *grads])
+        rest = iter(found)
         return None, *(next(rest) if x is not None and x.requires_grad else None for x in leaves)
+
+
+class _Once(torch.autograd.Function):
+    """The first tensors as they are; they depend on the others in a way that has no derivative here."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise SecondDerivativeError(recurrence_op.INSTEAD, recurrence_op.WHAT)
+
+
+def _once(found: Sequence[Tensor | None], behind: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    function: Any = _Once
+    return function.apply(len(found), *(None if x is None else x.detach() for x in found), *behind)
 
 
 def _gradients(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from attn_engine.errors import SecondDerivativeError
+from attn_engine.errors import SecondDerivativeError, UnsupportedOptionError
 from attn_engine.frontend.recurrence import Operands
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
@@ -311,6 +311,15 @@ recurrence.register_vmap(in_turn(recurrence))
 recurrence_backward.register_vmap(in_turn(recurrence_backward))
 
 
+def _no_mapped_steps(*_: Any) -> NoReturn:
+    raise UnsupportedOptionError(
+        "torch.vmap", "of recurrence_step, which writes into its state", "make the mapped axis a part of the batch"
+    )
+
+
+recurrence_step.register_vmap(_no_mapped_steps)
+
+
 # --- calls -------------------------------------------------------------------------------------
 
 
@@ -333,13 +342,18 @@ def recur(*arguments: Any) -> list[Tensor]:
     """[o, the final state if that is asked for]; `stepwise` goes token by token, `wide` leaves o in float32. See `ARGUMENTS`."""
     tensors = arguments[:_TENSORS]
     if not is_plain(tensors):
-        if not torch.compiler.is_compiling():
-            refuse_transforms([x for x in tensors if x is not None], WHAT, INSTEAD)
+        _refuse(tensors)
         return recurrence(*arguments)
     if not trains(tensors):
         return _recur(*arguments)
     function: Any = _Recurred
     return list(function.apply(*arguments))
+
+
+def _refuse(tensors: Sequence[Tensor | None]) -> None:
+    """Derivatives that torch would take to be zero; while it compiles, its own compiler decides."""
+    if not torch.compiler.is_compiling():
+        refuse_transforms([x for x in tensors if x is not None], WHAT, INSTEAD)
 
 
 def gradients(*arguments: Any) -> list[Tensor]:
@@ -352,6 +366,7 @@ def step(*arguments: Any) -> Tensor:
     """o; the state is read and replaced."""
     tensors, state = arguments[:_TENSORS], arguments[ARGUMENTS.index("initial")]
     if not is_plain(tensors) or trains(tensors):
+        _refuse(tensors)
         return recurrence_step(*arguments)
     o = _step(*arguments)
     if not state.is_inference():

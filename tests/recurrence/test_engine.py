@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from attn_engine import CustomIO, LinearAttentionEngine, meta_tensor
-from attn_engine.errors import CustomInputError, LayoutError, MetaMismatchError, ReturnValueError, SignatureError
+from attn_engine.errors import (
+    CustomInputError,
+    ForwardModeError,
+    FunctionTransformError,
+    LayoutError,
+    MetaMismatchError,
+    ReturnValueError,
+    SecondDerivativeError,
+    SignatureError,
+)
 from tests.recurrence.support import assert_near, exact, inputs, leaves, reference
 
 TOKENS = 70
@@ -119,9 +128,26 @@ def test_functions_of_rows_run_before_the_kernels():
     assert list(engine._regions.values()) == [None]
 
 
-def test_second_derivatives_are_refused():
-    got = leaves(given())
-    engine = LinearAttentionEngine(metas(), q_mod=lambda q: q * 0.25)
-    (first,) = torch.autograd.grad(engine(*got.values()).square().sum(), got["q"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives_are_refused(power):
+    """Those of a sum too, whose own gradient is a number: what the gradients of q are made of needs one as well."""
+    x, engine = leaves(given()), LinearAttentionEngine(metas(), q_mod=lambda q: q * 2)
+    loss = engine(x["q"], x["k"], x["v"], x["decay"]).pow(power).sum()
+    (gradient,) = torch.autograd.grad(loss, x["q"], create_graph=True)
+    with pytest.raises(SecondDerivativeError, match="a recurrence"):
+        (gradient.square().sum() + x["q"].sum()).backward()
+
+
+def test_transforms():
+    """vmap works, where functions run before the kernels; a derivative by a transform is refused."""
+    x, engine = given(), LinearAttentionEngine(metas(), q_mod=lambda q: q * 2)
+
+    def call(v):
+        return engine(x["q"], x["k"], v, x["decay"])
+
+    both = torch.stack([x["v"], x["v"] * 0.5])
+    torch.testing.assert_close(torch.vmap(call)(both), torch.stack([call(v) for v in both]))
+    with pytest.raises(ForwardModeError):
+        torch.func.jvp(call, (x["v"],), (x["v"],))
+    with pytest.raises(FunctionTransformError):
+        torch.func.grad(lambda v: call(v).sum())(x["v"])

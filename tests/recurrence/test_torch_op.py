@@ -180,6 +180,18 @@ def test_transforms_without_a_rule_are_refused(trained):
             transform(call)(v)
 
 
+def test_steps_under_transforms_are_refused():
+    x = inputs(1)
+
+    def step(v):
+        return attn_engine.recurrence_step(x["q"], x["k"], v, state=x["initial_state"].clone(), backend="cpu")
+
+    with pytest.raises(errors.ForwardModeError):
+        torch.func.jvp(step, (x["v"],), (x["v"],))
+    with pytest.raises(errors.UnsupportedOptionError, match="a part of the batch"):
+        torch.vmap(step)(x["v"][None])
+
+
 def test_vmap_is_one_call_for_each_element():
     x = leaves(inputs(70))
     v, decay = (torch.stack([x[n], x[n] * 0.5]).detach().requires_grad_() for n in ("v", "decay"))
