@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
@@ -113,7 +114,7 @@ def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def check_scale(scale: object) -> float:
     """The scale as a float; zero and negative ones are allowed, NaN and infinity are not."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
+    if isinstance(scale, bool) or not isinstance(scale, Real):
         raise ScaleError(
             f"scale is a {type(scale).__name__}, not a number: pass a float; to learn a scale, multiply by a"
             " captured tensor in score_mod"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_engine.errors import SequenceBoundsError
+from attn_engine.frontend.checks import check_tensor
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.frontend.trace import choose_arity
@@ -39,6 +40,7 @@ class Tokens:
 
 def check_bounds(name: str, bounds: Tensor, batch: int, device: torch.device) -> None:
     """Offsets of one side; their values stay on the device and are not looked at."""
+    check_tensor(name, bounds)
     if bounds.ndim != 1 or not len(bounds) or bounds.dtype not in INTEGERS:
         raise SequenceBoundsError(f"{name} is {bounds.dtype} of shape {tuple(bounds.shape)}")
     if batch != 1:

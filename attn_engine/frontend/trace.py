@@ -242,7 +242,10 @@ def _is_tensors(result: object) -> bool:
 def choose_arity(function: Callable[..., object], name: str, accepted: Sequence[int], signature: str) -> int:
     """How many arguments, of the accepted numbers, a user function takes."""
     if not callable(function):
-        refuse(SignatureError, f"{name} is a {type(function).__name__}, no function", f"pass a function {signature}")
+        other = _instead(function, name)
+        refuse(
+            SignatureError, f"{name} is a {type(function).__name__}, no function", f"pass a function {signature}{other}"
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -254,3 +257,13 @@ def choose_arity(function: Callable[..., object], name: str, accepted: Sequence[
         if required <= count <= most:
             return count
     raise refusal(SignatureError, f"{name} takes {required} arguments", f"write it as {signature}", function)
+
+
+def _instead(given: object, name: str) -> str:
+    """Where what was given in place of a function has its own way in."""
+    if isinstance(given, torch.Tensor) and name in ("score_mod", "mask_mod"):
+        reads = "library.bias(tensor)" if name == "score_mod" else "masks.from_tensor(tensor)"
+        return f", as attn_engine.{reads} makes one of a tensor"
+    if hasattr(given, "mask_mod"):
+        return "; a block mask goes to attn_engine.flex.flex_attention, its mask_mod goes here"
+    return ""

@@ -125,8 +125,9 @@ def _operands(
     bounds: Tensor | None,
 ) -> Operands:
     """Heads before tokens; what is one number per token or a state in float32."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_tensor(name, tensor)
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("state", initial), ("cu_seqlens", bounds)):
+        if tensor is not None or name in "qkv":
+            check_tensor(name, tensor)
     if decay is not None and decay.ndim == 1:
         decay = decay.expand(v.shape[0], v.shape[1], -1)
     rows = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from attn_engine import errors, library
-from attn_engine.frontend import checks, create_block_mask
+from attn_engine import errors, flex, library
+from attn_engine.frontend import Definition, checks, create_block_mask
+from tests.support.frontend_tracing import trace
 
 
 def tensor(*shape, dtype=torch.float16, device="cpu"):
@@ -63,7 +65,7 @@ def test_scales_that_are_no_finite_numbers(scale):
 
 
 def test_zero_and_negative_scales_are_numbers():
-    assert [checks.check_scale(s) for s in (0, -0.5, 2)] == [0.0, -0.5, 2.0]
+    assert [checks.check_scale(s) for s in (0, -0.5, np.float32(2), np.int64(3))] == [0.0, -0.5, 2.0, 3.0]
 
 
 def test_captures_elsewhere():
@@ -108,3 +110,18 @@ def test_block_masks_of_constants_and_of_no_masks():
     assert create_block_mask(lambda b, h, q, kv: True, 1, 1, 130, 130).tolist() == [[[[1, 1], [1, 1]]]]
     with pytest.raises(errors.ReturnValueError, match="q_idx >= kv_idx"):
         create_block_mask(lambda b, h, q, kv: q - kv, 1, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        (Definition(mask_mod=torch.ones(4, 4) > 0), "masks.from_tensor(tensor)"),
+        (Definition(score_mod=torch.ones(4, 4)), "library.bias(tensor)"),
+        (Definition(mask_mod=flex.create_block_mask(library.causal, None, None, 4, 4)), "its mask_mod goes here"),
+        (Definition(row="softmax"), "pass a function row(s)"),
+    ],
+)
+def test_what_is_no_function_is_refused_with_the_way_in(definition, text):
+    with pytest.raises(errors.SignatureError) as caught:
+        trace(definition)
+    assert text in str(caught.value)

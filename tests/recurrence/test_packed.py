@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attn_engine
-from attn_engine.errors import SequenceBoundsError, StateShapeError
+from attn_engine.errors import NotATensorError, SequenceBoundsError, StateShapeError
 from tests.recurrence.support import assert_near, exact, inputs, leaves, loss_weights, reference
 
 
@@ -81,3 +81,5 @@ def test_wrong_bounds():
         StateShapeError, match=r"initial_state has shape \(1, 4, 16, 24\), expected .* \(2, 4, 16, 24\)"
     ):
         attn_engine.recurrence(**given, cu_seqlens=torch.tensor([0, 4, 10]))
+    with pytest.raises(NotATensorError, match="cu_seqlens is a list"):
+        attn_engine.recurrence(given["q"], given["k"], given["v"], cu_seqlens=[0, 10])

@@ -180,3 +180,5 @@ def test_mistakes(bounds, batch, match):
     q = torch.randn(batch, 2, 4, D)
     with pytest.raises(errors.SequenceBoundsError, match=match):
         attn_engine.attention(q, q, q, cu_seqlens_q=bounds[0], cu_seqlens_k=bounds[1], backend="cpu")
+    with pytest.raises(errors.NotATensorError, match="cu_seqlens_q is a list"):
+        attn_engine.attention(q, q, q, cu_seqlens_q=[0, 4], backend="cpu")
