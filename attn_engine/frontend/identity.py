@@ -24,6 +24,7 @@ from attn_engine.frontend.custom_io import CustomIO
 from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.online_func import OnlineFunc
 from attn_engine.frontend.region import as_number
+from attn_engine.frontend.trail import Trail, contents, recall, remember
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -127,6 +128,7 @@ class _Walk:
     names: list[str] = field(default_factory=list[str])
     seen: dict[int, int] = field(default_factory=dict[int, int])
     nodes: int = 0
+    trail: Trail = field(default_factory=lambda: Trail(_never_changes))
 
     def value(self, value: object, name: str) -> Key:
         """The key of any value."""
@@ -148,6 +150,7 @@ class _Walk:
         first = next((i for i, met in enumerate(self.tensors) if met is tensor), len(self.tensors))
         self.tensors.append(tensor)
         self.names.append(name)
+        self.trail.tensor(tensor)
         return ("tensor", tensor.dtype, tensor.ndim, tensor.requires_grad, first, *self.attached(tensor))
 
     def compound(self, value: object, name: str) -> Key:
@@ -202,20 +205,18 @@ class _Walk:
         return ("constant", function)
 
     def function(self, function: types.FunctionType) -> Key:
-        module = function.__module__ or ""
-        if _is_constant(module) and not (
-            module in _WALKED and (function.__closure__ or module == "attn_engine.library")
-        ):
+        if _is_given(function):
             return ("constant", function)
         names = _names(function.__code__)
         read = names.globals | names.attributes
         if names.imports or names.globals & _REFLECTIVE or read & (_LOOKING | _AMBIENT):
             raise _UndecidableError
         self.mentioned |= names.attributes
+        self.trail.function(function, names.globals)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         return (
             function.__code__,
-            *(self.value(_contents(cell), name) for name, cell in cells),
+            *(self.value(contents(cell), name) for name, cell in cells),
             self.value(function.__defaults__, "default"),
             self.value(function.__kwdefaults__, "default"),
             *(self.value(value, name) for name, value in _globals(function, names.globals)),
@@ -261,19 +262,28 @@ def _is_constant(module: str | None) -> bool:
     return (module or "").split(".")[0] in _CONSTANT_MODULES
 
 
+def _is_given(function: types.FunctionType) -> bool:
+    """Whether a function gives the same for the same, and holds nothing of a user."""
+    module = function.__module__ or ""
+    walked = module in _WALKED and (function.__closure__ or module == "attn_engine.library")
+    return _is_constant(module) and not walked
+
+
+def _never_changes(value: object) -> bool:
+    """Whether a walk takes a module, class or function as it is."""
+    if isinstance(value, types.FunctionType):
+        return _is_given(value)
+    if isinstance(value, types.ModuleType):
+        return _is_constant(value.__name__)
+    return type(value) in _BUILTIN or (type(value) is type and _is_constant(value.__module__))
+
+
 def _globals(function: types.FunctionType, names: frozenset[str]) -> Iterator[tuple[str, object]]:
     for name in sorted(names):
         if name in function.__globals__:
             yield name, function.__globals__[name]
         elif hasattr(builtins, name):
             yield name, getattr(builtins, name)
-
-
-def _contents(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _state(value: Any) -> set[str]:
@@ -331,12 +341,19 @@ def definition_key(definition: Definition) -> Key | None:
 
 
 def identify(definition: Definition) -> tuple[Key | None, list[torch.Tensor]]:
-    """The key, and the tensors that the functions reach where there is one, of a single walk."""
+    """The key, and the tensors that the functions reach where there is one, of a single walk or of one that is remembered."""
+    d = definition
+    functions = (d.score_mod, d.mask_mod, d.row, d.query_mod, d.key_mod, d.value_mod)
+    start = (d.bare_score, *d.custom_io.shapes.items())
     try:
+        found = recall(start, functions)
+        if found is not None:
+            return found
         key, walk = _walk(definition)
         hash(key)
     except (_UndecidableError, TypeError):
         return None, []
+    remember(start, functions, walk.trail, key)
     return key, walk.tensors
 
 
@@ -358,7 +375,7 @@ def _shallow_tensors(definition: Definition) -> tuple[list[torch.Tensor], list[s
         if not isinstance(plain, types.FunctionType):
             continue
         cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
-        pairs = [(name, _contents(cell)) for name, cell in cells]
+        pairs = [(name, contents(cell)) for name, cell in cells]
         for name, value in [*pairs, *_globals(plain, _names(plain.__code__).globals)]:
             if isinstance(value, torch.Tensor):
                 tensors.append(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Mask:
     def __repr__(self) -> str:
         return self.name
 
-    @property
+    @cached_property
     def function(self) -> Function:
         """The mask function of a mask that is the same for all lengths.
 

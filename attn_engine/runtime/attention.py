@@ -376,15 +376,14 @@ def attention(
 
 
 _SHARED: dict[object, Memory] = {}
+_OPTIONS = KernelOptions()
 
 
 def shared_attention(
     definition: Definition, backend: str | None, options: KernelOptions | None = None, deterministic: bool = False
 ) -> Attention:
     """An `Attention` that shares its compilations with all that have the same definition, if that can be told."""
-    own = Attention(definition, backend, options or KernelOptions(), deterministic=deterministic)
-    identity = definition_key(definition)
-    if identity is None:
-        return own
-    memory = _SHARED.setdefault((identity, backend, own.options, deterministic), Memory())
-    return replace(own, _memory=memory)
+    identity, options = definition_key(definition), options or _OPTIONS
+    key = (identity, backend, options, deterministic)
+    memory = None if identity is None else _SHARED.get(key) or _SHARED.setdefault(key, Memory())
+    return Attention(definition, backend, options, deterministic=deterministic, _memory=memory or Memory())
