@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from xdsl.dialects import arith, math, scf
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import ModuleOp, f32, i64
+from xdsl.ir import Block, Operation, SSAValue
 
 import attn_engine
 from attn_engine import library
 from attn_engine.backends.backend import get_backend
 from attn_engine.dialects import attn, tile
-from attn_engine.passes.lowering.distances import costly
+from attn_engine.passes.lowering.distances import ByDistance, costly
 from attn_engine.runtime import driver
 from attn_engine.runtime.choice import consider
 from attn_engine.runtime.devices import Target
@@ -72,11 +72,21 @@ def twice(table: Tensor, slopes: Tensor) -> Functions:
     return {"score_mod": score, "mask_mod": library.document(IDS)}
 
 
+def nothing_else(table: Tensor) -> Functions:
+    """Scores of distances alone: their extremum, and how many attain it, are numbers of the row."""
+
+    def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return table[h] + torch.log1p(torch.abs(q - kv).float())
+
+    return {"score_mod": score, "row": lambda s: s - s.amax(), "mask_mod": library.causal}
+
+
 CASES: dict[str, tuple[Make, dict[str, Tensor]]] = {
     "t5": (t5, {"table": randn(HEADS, 12)}),
     "relative": (relative, {"table": randn(HEADS, SQ + SKV - 1)}),
     "window": (windowed, {"table": randn(2, SQ + SKV)}),
     "everywhere": (everywhere, {"table": randn(3)}),
+    "nothing else": (nothing_else, {"table": randn(HEADS)}),
     "twice": (twice, {"table": randn(HEADS, 7), "slopes": randn(HEADS).abs()}),
 }
 
@@ -136,6 +146,26 @@ def test_parts_that_are_worth_it(score: Callable[..., Any], parts: int):
     assert len(costly(op.score_mod.block)) == parts
     kernels = [o for o in tiles(score, "triton").ops if isinstance(o, tile.KernelOp)]
     assert len(kernels) == 1 + (parts > 0)
+
+
+def test_reductions_of_a_row_are_not_of_distances():
+    """Of what depends on distances alone, or on no position: which keys a row sees depends on its place."""
+    x, steps = Block(arg_types=[i64] * 4), list[SSAValue]()
+    makers: list[Callable[[], Operation]] = [
+        lambda: arith.SubiOp(x.args[2], x.args[3]),
+        lambda: arith.SIToFPOp(steps[0], f32),
+        lambda: arith.SIToFPOp(x.args[1], f32),
+        lambda: attn.RowReduceOp(attn.ReduceKind.SUM, steps[1]),
+        lambda: attn.RowReduceOp(attn.ReduceKind.SUM, steps[2]),
+        lambda: arith.MulfOp(steps[1], steps[2]),
+        lambda: arith.MulfOp(steps[1], steps[4]),
+    ]
+    for make in makers:
+        op = make()
+        x.add_op(op)
+        steps.append(op.results[0])
+    distances = ByDistance(x)
+    assert [distances.holds(value) for value in steps] == [True, True, True, False, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,11 @@ class ByDistance:
         return _AXES[indices(self.block).index(argument)]
 
     def _holds(self, value: SSAValue) -> bool:
-        slope = self._slope(value)
+        slope, owner = self._slope(value), value.owner
         if slope is not None:
             return slope[0] == -slope[1]
-        owner = value.owner
+        if isinstance(owner, attn.RowReduceOp):
+            return False
         if not isinstance(owner, Operation):
             return isinstance(value.type, TensorType)
         return all(self.known[o] for o in owner.operands) or self._compares_distance(owner)
@@ -94,6 +95,8 @@ class ByDistance:
         assert isinstance(owner, Operation)
         if isinstance(owner, arith.ConstantOp):
             return 0, 0
+        if isinstance(owner, attn.RowReduceOp):
+            return None  # of a row, whatever it reduces
         if isinstance(owner, _KEEP):
             return self.slopes[owner.operands[0]]
         if isinstance(owner, arith.AddiOp | arith.SubiOp):
