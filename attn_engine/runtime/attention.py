@@ -25,7 +25,7 @@ from attn_engine.runtime.choice import choose, gradients_of
 from attn_engine.runtime.decoding import Decoding, adapted, decoding, pack, packed_module, unpack
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
-from attn_engine.runtime.eager import is_plain, kind_of
+from attn_engine.runtime.eager import Kind, is_plain, kind_of
 from attn_engine.runtime.eager import keep as keep_kind
 from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.evaluator import check_definition
@@ -154,8 +154,8 @@ class Attention(Inspection):
         custom: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """[o, then of lse and largest score, each [B, H, Sq], those asked for]; as in a plain call otherwise."""
-        by_reference, plain = is_reference(self.backend), is_plain((q, k, v))
-        sizes = checked_sizes(q, k, v, by_reference, plain)
+        by_reference, kind = is_reference(self.backend), kind_of((q, k, v)) if is_plain((q, k, v)) else None
+        sizes = checked_sizes(q, k, v, by_reference, kind)
         if isinstance(mask := self.definition.mask_mod, Mask):
             own = self._with_mask(of_call(mask, sizes.q_len, sizes.kv_len, q.device))
             return own.rows(q, k, v, scale=scale, return_lse=return_lse, return_max=return_max, custom=custom)
@@ -166,19 +166,21 @@ class Attention(Inspection):
             check_captures(trace.rules.names, captures, q.device)
             trace.rules.check(captures, sizes)
             return reference.rows(trace.traced.module, *inputs)
-        compiled, group = self._settled(trace, inputs, sizes, plain and is_plain(captures))
+        kind = kind if is_plain(captures) else None
+        compiled, group = self._settled(trace, inputs, sizes, kind)
         if group > 1:
             q = pack(q, group)
-        results = op.forward(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
+        attend = op.forward_op if kind is None else op.forward_plainly
+        results = attend(q, k, v, captures, factor, compiled.key)[: 1 + return_lse + return_max]
         return [unpack(x, group) for x in results] if group > 1 else results
 
-    def _settled(self, trace: Trace, inputs: Inputs, sizes: Sizes, plain: bool) -> Settled:
-        """What runs a call; decided once for plain tensors of a kind."""
-        if not plain:
+    def _settled(self, trace: Trace, inputs: Inputs, sizes: Sizes, kind: Kind | None) -> Settled:
+        """What runs a call; decided once for plain tensors, of which q, k and v are of a `kind`."""
+        if kind is None:
             return self._settle(trace, inputs, sizes)
-        q, k, v, captures, scale = inputs
+        *_, captures, scale = inputs
         around = torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.get_num_threads()
-        key = (trace.text, kind_of((q, k, v, *captures)), scale > 0, named_backend(self.backend), around)
+        key = (trace.text, kind, kind_of(captures), scale > 0, named_backend(self.backend), around)
         found = self._memory.settled.get(key)
         return found or keep_kind(self._memory.settled, key, self._settle(trace, inputs, sizes))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 Value = TypeVar("Value")
+Kind: TypeAlias = tuple[Hashable, ...]
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _FORWARD: Any = forward_ad
@@ -48,15 +49,16 @@ def is_plain(tensors: Iterable[Tensor | None]) -> bool:
     if _FORWARD._current_level >= 0 or _C._functorch.maybe_current_level() is not None:
         return False
     keys, of = _plain_keys(), _C._dispatch_keys
-    return all(x is None or (type(x) in _KINDS and of(x).raw_repr() in keys) for x in tensors)
+    # Lists: generators take longer than what they look at.
+    return not [x for x in tensors if x is not None and (type(x) not in _KINDS or of(x).raw_repr() not in keys)]
 
 
 def trains(tensors: Iterable[Tensor | None]) -> bool:
     """Whether autograd records a call with these."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and bool([x for x in tensors if x is not None and x.requires_grad])
 
 
-def kind_of(tensors: Iterable[Tensor | None]) -> tuple[Hashable, ...]:
+def kind_of(tensors: Iterable[Tensor | None]) -> Kind:
     """Of plain tensors all but their numbers, and of where they lie only whether blocks could be copied from there."""
     return tuple(
         [

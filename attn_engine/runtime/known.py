@@ -12,7 +12,7 @@ from attn_engine.ir.schedule import Length
 from attn_engine.runtime.captures import CaptureRules
 from attn_engine.runtime.decoding import Decoding
 from attn_engine.runtime.driver import Compiled, Facts
-from attn_engine.runtime.eager import keep, kind_of
+from attn_engine.runtime.eager import Kind, keep
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.op import Call
 from attn_engine.runtime.vectorize import needs_gradient
@@ -68,9 +68,9 @@ def wrt_of(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor]) -> tuple[str
 _SIZES: dict[object, Sizes] = {}
 
 
-def checked_sizes(q: Tensor, k: Tensor, v: Tensor, exact: bool, plain: bool) -> Sizes:
+def checked_sizes(q: Tensor, k: Tensor, v: Tensor, exact: bool, kind: Kind | None) -> Sizes:
     """The sizes of a call, or the first thing wrong with its query, key and value; plain tensors are checked once a kind."""
-    if not plain:
+    if kind is None:
         return check_qkv(q, k, v, exact)
-    key = (kind_of((q, k, v)), exact)
+    key = (kind, exact)
     return _SIZES.get(key) or keep(_SIZES, key, check_qkv(q, k, v, exact))

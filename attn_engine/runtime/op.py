@@ -158,15 +158,18 @@ class _Attended(torch.autograd.Function):
         return None, None, d_q, d_k, d_v, *d_captures
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
-    """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
-    tensors = (q, k, v, *captures)
-    if not is_plain(tensors):
-        return forward_op(q, k, v, captures, scale, key)
-    if not trains(tensors):
+def forward_plainly(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
+    """`forward` of plain tensors."""
+    if not trains((q, k, v, *captures)):
         return _attend(q, k, v, captures, scale, key)
     function: Any = _Attended
     return list(function.apply(scale, key, q, k, v, *captures))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, captures: list[Tensor], scale: float, key: str) -> list[Tensor]:
+    """[o, row outputs..., saved row vectors...]; rows are [B, H, Sq], float32."""
+    run = forward_plainly if is_plain((q, k, v, *captures)) else forward_op
+    return run(q, k, v, captures, scale, key)
 
 
 def backward(

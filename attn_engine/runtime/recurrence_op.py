@@ -19,7 +19,6 @@ from attn_engine.frontend.recurrence import Operands
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.eager import is_plain, keep, kind_of, launch, trains
-from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.layouts import in_blocks
 from attn_engine.runtime.recurrence_compile import Compiled, Request, compiled_for, default_schedule
 from attn_engine.runtime.recurrence_tune import active_tuner, tuned
@@ -40,12 +39,10 @@ def compilation(
     mods: TracedMods | None = None,
     wide: bool = False,
 ) -> Compiled:
-    """The compilation for these tensors; `others` have channels too. An empty `backend` is the device's own."""
-    tensors = (x.q, x.k, x.v, *x.optional, *others)
-    if not is_plain(tensors):
-        return _decided(x, final, stepwise, backend, others, wrt, mods, wide)
-    chosen = named_backend(backend), torch.get_float32_matmul_precision()
-    key = (kind_of(tensors), final, stepwise, chosen, wrt, mods, wide)
+    """The compilation for these tensors, which are real: ops are given no others; `others` have channels too. An empty
+    `backend` is the device's own."""
+    chosen = target_of(x.q.device, backend or None), torch.get_float32_matmul_precision()
+    key = (kind_of((x.q, x.k, x.v, *x.optional, *others)), final, stepwise, chosen, wrt, mods, wide)
     found = _DECIDED.get(key)
     if found is None:
         found = keep(_DECIDED, key, _decided(x, final, stepwise, backend, others, wrt, mods, wide))

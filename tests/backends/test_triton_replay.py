@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from attn_engine import library
 from attn_engine.backends.triton import gluon_build
 from attn_engine.backends.triton import replay as replaying
 from attn_engine.backends.triton.build import build
-from attn_engine.backends.triton.replay import Replayed
+from attn_engine.backends.triton.replay import Fill, Launch, Record, Replayed
 from attn_engine.frontend import Definition
 from attn_engine.frontend import build as traced_of
 from attn_engine.runtime import driver
@@ -226,6 +228,35 @@ def test_few_records_and_maps_are_kept(launches: Launches, monkeypatch: pytest.M
         assert shown(launches, plan, given) == launches.of(lambda given=given: plan.plan(*given.values(), 0.125), given)
     steps = [step for record in plan.records.values() if record is not None for step in record.steps]
     assert all(len(maps.made) <= 2 for step in steps for *_, maps in step.maps)
+
+
+def test_zeros_are_there_whenever_the_text_has_them(launches: Launches):
+    """Slot 0 is an argument; 1 is zeroed and read, 2 is written before it is zeroed, 3 becomes ones, 4 is zeroed twice."""
+    seen: list[list[float]] = []
+
+    def start(*arguments: Any) -> None:
+        pointers = arguments[-4:]
+        seen.append([ctypes.c_float.from_address(pointer).value for pointer in pointers])
+        for pointer in pointers:
+            ctypes.c_float.from_address(pointer).value = 5.0
+
+    kernel = SimpleNamespace(pre_run_hooks=[])
+
+    def launch() -> Launch:
+        pointers = [(place, place + 1) for place in range(4)]
+        return Launch(start, (1, 1, 1), (), [None] * 4, pointers, [], kernel, None)
+
+    made = Record([0], [((1,), torch.float32)] * 5)
+    fills = [Fill(1, 0.0), Fill(3, 1.0), Fill(4, 0.0)]
+    made.steps += [*fills, launch(), Fill(2, 0.0), Fill(4, 0.0), launch()]
+    made.settle()
+    made.stream_of = int
+    for _ in range(3):
+        seen.clear()
+        made.replay((torch.zeros(1),))
+        first, second = seen
+        assert [first[0], *first[2:]] == [0.0, 1.0, 0.0]
+        assert second == [5.0, 0.0, 5.0, 0.0]
 
 
 def test_what_is_filled_is_filled_again(launches: Launches):

@@ -70,6 +70,10 @@ class Launch:
     compiled: Any
     """Held, so that its function stays loaded."""
 
+    @property
+    def slots(self) -> set[int]:
+        return {slot for _, slot, *_ in (*self.pointers, *self.maps)}
+
     def run(self, stream: int, starts: Sequence[int]) -> None:
         values = self.values.copy()
         for place, slot in self.pointers:
@@ -86,6 +90,10 @@ class Fill:
     slot: int
     value: float
 
+    @property
+    def slots(self) -> set[int]:
+        return {self.slot}
+
 
 @dataclass(eq=False)
 class Record:
@@ -100,37 +108,48 @@ class Record:
     replayable: bool = True
 
     def settle(self) -> None:
-        """Tensors that are filled get memory of their own, all others lie in one buffer."""
-        filled = {step.slot for step in self.steps if isinstance(step, Fill)}
+        """Tensors that are filled get memory of their own, all others lie in one buffer. Zeros are there from the start."""
+        first, seen, again = len(self.tensors), set[int](), set[int]()
+        fills = [step for step in self.steps if isinstance(step, Fill)]
+        for step in self.steps:
+            if isinstance(step, Fill) and step.slot in seen:
+                again.add(step.slot)
+            seen |= step.slots
+        filled = {step.slot for step in fills}
+        self.zeros = {fill.slot for fill in fills if fill.value == 0 and fill.slot >= first} - again
+        self.steps = [step for step in self.steps if isinstance(step, Launch) or step.slot not in self.zeros]
         driver: Any = import_module("triton").runtime.driver.active
         self.stream_of: Callable[[int], int] = driver.get_current_stream
+        self.kernels = [step.kernel for step in self.steps if isinstance(step, Launch)]
         self.own: list[int] = []
         self.offsets: list[int] = []
         self.bytes = 0
         for number, (sizes, dtype) in enumerate(self.scratch):
             self.offsets.append(self.bytes)
-            if len(self.tensors) + number in filled:
+            if first + number in filled:
                 self.own.append(number)
             else:
                 self.bytes += -(-prod(sizes) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def idle(self) -> bool:
         """Whether nothing but the device sees the launches."""
-        return not any(isinstance(step, Launch) and step.kernel.pre_run_hooks for step in self.steps)
+        return not [kernel for kernel in self.kernels if kernel.pre_run_hooks]
 
     def replay(self, arguments: tuple[Any, ...]) -> None:
         first: Tensor = arguments[self.tensors[0]]
         device = first.device
         starts = [arguments[place].data_ptr() for place in self.tensors]
         held: dict[int, Tensor] = {}
-        if self.scratch:
-            buffer = torch.empty(self.bytes, dtype=torch.uint8, device=device)
-            start, count = buffer.data_ptr(), len(starts)
-            starts += [start + offset for offset in self.offsets]
-            for number in self.own:
-                sizes, dtype = self.scratch[number]
-                held[count + number] = own = torch.empty(sizes, dtype=dtype, device=device)
-                starts[count + number] = own.data_ptr()
+        start, count = 0, len(starts)
+        if self.bytes:
+            held[-1] = buffer = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+            start = buffer.data_ptr()
+        starts += [start + offset for offset in self.offsets]
+        for number in self.own:
+            sizes, dtype = self.scratch[number]
+            make = torch.zeros if count + number in self.zeros else torch.empty
+            held[count + number] = own = make(sizes, dtype=dtype, device=device)
+            starts[count + number] = own.data_ptr()
         stream = self.stream_of(first.get_device())
         for step in self.steps:
             if isinstance(step, Launch):
@@ -281,10 +300,12 @@ def record(plan: FunctionType, arguments: tuple[Any, ...]) -> Record:
 def kind_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a plan's work depends on, but for the addresses of its tensors."""
     return tuple(
-        (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16)
-        if isinstance(x, Tensor)
-        else (x.hex() if isinstance(x, float) else x)
-        for x in arguments
+        [
+            (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16)
+            if isinstance(x, Tensor)
+            else (x.hex() if isinstance(x, float) else x)
+            for x in arguments
+        ]
     )
 
 
