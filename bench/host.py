@@ -26,7 +26,7 @@ import attn_engine
 from attn_engine import library
 from bench.timing import alone
 
-CALLS, ROUNDS = 40, 15
+CALLS, ROUNDS = 20, 41
 Calls = dict[str, Callable[[], object]]
 NAMES = ("attn_engine", "`attention(...)`", "SDPA", "FlexAttention", "fla")
 
@@ -81,7 +81,9 @@ def attention_calls() -> dict[str, Calls]:
     return {
         "attention, no gradients": {name: unrecorded(call) for name, call in calls.items()},
         "attention, recorded": calls,
-        "its backward": {name: backward_of(call, leaves) for name, call in calls.items() if name != NAMES[1]},
+        "its backward, of three gradients": {
+            name: backward_of(call, leaves) for name, call in calls.items() if name != NAMES[1]
+        },
     }
 
 
@@ -144,15 +146,23 @@ def recurrence_calls(peers: bool) -> dict[str, Calls]:
     return {
         "recurrence, no gradients": {name: unrecorded(call) for name, call in calls.items()},
         "recurrence, recorded": calls,
-        "its backward": {name: backward_of(call, [*leaves, decay]) for name, call in calls.items()},
+        "its backward, of four gradients": {name: backward_of(call, [*leaves, decay]) for name, call in calls.items()},
         "a step": {name: unrecorded(call) for name, call in steps.items()},
     }
+
+
+GROUPS: dict[str, Callable[[bool], dict[str, Calls]]] = {
+    "attention": lambda _: attention_calls(),
+    "decoding": lambda _: decoding_calls() | growing_calls(),
+    "recurrence": recurrence_calls,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--peers", type=Path, help="folder with fla")
+    parser.add_argument("--only", choices=GROUPS, nargs="*", default=[*GROUPS], help="groups of rows; all by default")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.peers is not None:
@@ -166,10 +176,10 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     peers = options.peers is not None
-    for make in (attention_calls, decoding_calls, growing_calls, partial(recurrence_calls, peers)):
-        for what, calls in make().items():
+    for name in options.only:
+        for what, calls in GROUPS[name](peers).items():
             times = host_times(calls)
-            cells = [f"{times[name]:.0f}" if name in times else "" for name in NAMES]
+            cells = [f"{times[n]:.0f}" if n in times else "" for n in NAMES]
             lines.append(f"| {what} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     (options.out / "host.md").write_text("\n".join(lines) + "\n")
