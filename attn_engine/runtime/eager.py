@@ -8,7 +8,6 @@ without the op, and what was decided for a call of its kind holds for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -22,19 +21,27 @@ Kind: TypeAlias = tuple[Hashable, ...]
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _FORWARD: Any = forward_ad
 _KINDS = (Tensor, Parameter)
+_DEVICES = ("cpu", "cuda")
 MOST_KINDS = 4096
 """Lengths may grow with every call: what is kept of them must not."""
 
 
-@cache
-def _plain_keys() -> frozenset[int]:
-    """The dispatch keys of tensors of which torch's dispatcher knows nothing but where they are."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    found: list[Tensor] = []
+_PLAIN: set[int] = set()
+"""Dispatch keys of tensors of which torch's dispatcher knows nothing but where they are, as far as such have been met."""
+
+
+def _meets(x: Tensor) -> bool:
+    """Whether a tensor has the keys of a new one on its device, which is asked of no device that has no tensor yet."""
+    if type(x) not in _KINDS or x.device.type not in _DEVICES:
+        return False
+    keys: int = _C._dispatch_keys(x).raw_repr()
     for inference in (False, True):
         with torch.inference_mode(inference):
-            found += [torch.empty(0, device=device) for device in devices]
-    return frozenset(_C._dispatch_keys(x).raw_repr() for x in found)
+            new = torch.empty(0, device=x.device)
+        if _C._dispatch_keys(new).raw_repr() == keys:
+            _PLAIN.add(keys)
+            return True
+    return False
 
 
 def is_plain(tensors: Iterable[Tensor | None]) -> bool:
@@ -48,9 +55,10 @@ def is_plain(tensors: Iterable[Tensor | None]) -> bool:
         return False
     if _FORWARD._current_level >= 0 or _C._functorch.maybe_current_level() is not None:
         return False
-    keys, of = _plain_keys(), _C._dispatch_keys
+    keys, of = _PLAIN, _C._dispatch_keys
     # Lists: generators take longer than what they look at.
-    return not [x for x in tensors if x is not None and (type(x) not in _KINDS or of(x).raw_repr() not in keys)]
+    others = [x for x in tensors if x is not None and (type(x) not in _KINDS or of(x).raw_repr() not in keys)]
+    return not others or all(map(_meets, others))
 
 
 def trains(tensors: Iterable[Tensor | None]) -> bool:

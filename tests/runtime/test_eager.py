@@ -82,6 +82,22 @@ def test_tensors_that_the_dispatcher_must_look_at_are_not_plain():
         assert not eager.is_plain([x, other])
 
 
+def test_plain_tensors_are_met_on_their_own_device_only(monkeypatch: pytest.MonkeyPatch):
+    """A call on the CPU must not start a GPU: its process may be forked later."""
+    devices: list[str] = []
+    empty = torch.empty
+
+    def noted(*arguments: Any, **options: Any) -> Tensor:
+        devices.append(str(options["device"]))
+        return empty(*arguments, **options)
+
+    x = torch.randn(3)
+    monkeypatch.setattr(eager, "_PLAIN", set())
+    monkeypatch.setattr(torch, "empty", noted)
+    assert eager.is_plain([x]) and eager.is_plain([x])
+    assert devices == ["cpu"]
+
+
 def test_a_negated_view_is_read_as_what_it_says():
     q, k, v = qkv()
     attend = attend_of()

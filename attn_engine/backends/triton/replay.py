@@ -207,7 +207,8 @@ class _Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
             compiled = self.kernel[grid](*map(_plain, arguments), **options)
-            step = _launch(self.kernel, compiled, grid, arguments)
+            # A hook of Triton may leave a launch out: then there is no compiled kernel.
+            step = None if compiled is None else _launch(self.kernel, compiled, grid, arguments)
             if step is None:
                 self.record.replayable = False
             else:
