@@ -38,6 +38,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-expand-math": _lazy("passes.tile_expand_math", "TileExpandMathPass"),  # type: ignore[dict-item]
     "tilelang-bounds": _lazy("backends.tilelang.legalize", "TilelangBoundsPass"),  # type: ignore[dict-item]
     "tilelang-copies": _lazy("backends.tilelang.copies", "TilelangCopiesPass"),  # type: ignore[dict-item]
+    "tilelang-keep-numbers": _lazy("backends.tilelang.numbers", "TilelangKeepNumbersPass"),  # type: ignore[dict-item]
     "tilelang-overlap": _lazy("backends.tilelang.overlap", "TilelangOverlapPass"),  # type: ignore[dict-item]
     "tilelang-flatten-loops": _lazy("backends.tilelang.loops", "TilelangFlattenLoopsPass"),  # type: ignore[dict-item]
     "tilelang-share-rows": _lazy("backends.tilelang.rows", "TilelangShareRowsPass"),  # type: ignore[dict-item]

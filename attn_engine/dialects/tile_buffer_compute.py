@@ -21,7 +21,7 @@ from xdsl.utils.str_enum import StrEnum
 
 from attn_engine.dialects import tile
 from attn_engine.dialects.tile_buffer_layout import MfmaAttr, Part, SliceLayoutAttr, ownership
-from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp, IndexOp
+from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp, IndexOp, KeepOp
 from attn_engine.dialects.tile_buffer_memory import buffer_type, check_held_alike, fragment_layout, is_fragment, root
 from attn_engine.dialects.tile_types import BufferType, MemorySpace
 
@@ -258,5 +258,6 @@ BUFFER_COMPUTE_OPS: list[type[Operation]] = [
     BufferTotalOp,
     GemmOp,
     IndexOp,
+    KeepOp,
 ]
 BUFFER_COMPUTE_ATTRIBUTES: list[type[Attribute]] = [SplitAttr]

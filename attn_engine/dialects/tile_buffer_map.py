@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from xdsl.dialects.builtin import I64, ArrayAttr, IntegerAttr, f32, i1, i32, i64
+from xdsl.dialects.builtin import I64, AnyFloatConstr, ArrayAttr, IntegerAttr, IntegerType, f32, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
+    BaseAttr,
     IRDLOperation,
+    VarConstraint,
     irdl_op_definition,
     operand_def,
     prop_def,
@@ -52,6 +55,28 @@ class IndexOp(IRDLOperation):
             raise VerifyException("tile.index stands in the region of a tile.buffer_map or a tile.buffer_scatter_add")
         if not 0 <= self.axis.value.data < len(parent.shape):
             raise VerifyException(f"axis {self.axis.value.data} of a map of shape {parent.shape}")
+
+
+@irdl_op_definition
+class KeepOp(IRDLOperation):
+    """A number in a place of its own: what reads it does not compute it again.
+
+    ```
+    %kept = tile.keep %offset : i32
+    ```
+    """
+
+    T: ClassVar = VarConstraint("T", AnyFloatConstr | BaseAttr(IntegerType))
+
+    name = "tile.keep"
+    value = operand_def(T)
+    result = result_def(T)
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict `:` type($value)"
+
+    def __init__(self, value: SSAValue):
+        super().__init__(operands=[value], result_types=[value.type])
+        self.result.name_hint = value.name_hint
 
 
 @irdl_op_definition

@@ -222,6 +222,10 @@ def _index(machine: BufferMachine, op: compute.IndexOp) -> Result:
     return [place(torch.arange(shape[axis], dtype=torch.int32), (axis,), len(shape))]
 
 
+def _keep(machine: BufferMachine, op: compute.KeepOp) -> Result:
+    return [machine.values[op.value]]
+
+
 def _reduce(machine: BufferMachine, op: compute.BufferReduceOp) -> Result:
     machine.values[op.target].copy_(REDUCE[op.kind.data](machine.values[op.source], op.axis.value.data))
     return []
@@ -250,6 +254,7 @@ _RULES: dict[type[Operation], Callable[..., Result]] = {
     compute.GemmOp: _gemm,
     compute.BufferMapOp: _map,
     compute.IndexOp: _index,
+    compute.KeepOp: _keep,
     compute.BufferReduceOp: _reduce,
     compute.BufferScanOp: _scan,
     compute.BufferScatterAddOp: _scatter_add,

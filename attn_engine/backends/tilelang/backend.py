@@ -17,6 +17,7 @@ BACKEND = Backend(
         "tilelang-bounds",
         "tilelang-copies",
         "tilelang-overlap",
+        "tilelang-keep-numbers",
     ),
     emit=emit,
     build=build,

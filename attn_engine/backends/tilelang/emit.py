@@ -148,9 +148,7 @@ def _for(printer: KernelPrinter, op: scf.ForOp) -> None:
         with named(printer, START if printer.mark(op) else None):
             text = print_kept(printer, printer.text(place), f"{lower} + {printer.trip} * {step}")
         printer.names.bind(place, text)
-        printer.copies_ahead = stages > 1
         _print_block(printer, op.body.block)
-        printer.copies_ahead = False
         _carry_on(printer, op, carried)
 
 

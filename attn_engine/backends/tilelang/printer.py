@@ -36,8 +36,6 @@ class KernelPrinter:
         self.names = Names((*RESERVED, program_name(kernel), kernel.sym_name.data))
         self.indices: list[str] = []
         """Inside a map: the loop variable of each axis."""
-        self.weights: dict[SSAValue, int] = {}
-        """Of scalars: how many operations they stand for, once every name is replaced by its expression."""
         self.depth = self.names.fresh("depth")
         self.grid = [self.names.fresh(f"grid_{axis}") for axis in range(GRID_AXES)]
         self.program = [self.names.fresh(f"program_{axis}") for axis in range(GRID_AXES)]
@@ -50,8 +48,6 @@ class KernelPrinter:
         """By op: what a schedule of the kernel's threads calls it, where the kernel has one."""
         self.ahead = self.names.fresh("ahead")
         """The fact that the kernel runs by that schedule."""
-        self.copies_ahead = False
-        """Inside a loop with stages: TileLang loses what is kept in memory there."""
         self.trip = ""
         """The number of the iteration, in a loop."""
         for argument in kernel.body.block.args:

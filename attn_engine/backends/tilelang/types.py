@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import i1
 from xdsl.ir import Attribute, Operation
 
 from attn_engine.errors import UnsupportedOpError
@@ -143,3 +144,25 @@ CMPF = (
     "T.bool(True)",
 )
 """By predicate number of `arith.cmpf`: false, oeq, ogt, oge, olt, ole, one, ord, ueq, ugt, uge, ult, ule, une, uno, true."""
+
+
+def spelling(op: Operation, is_choice: bool = False) -> str:
+    """How a scalar op is written, a format of its operands; `is_choice` says of a select that it is a `CHOICE`."""
+    makes_flag, takes_flag = op.results[0].type == i1, op.operands[0].type == i1
+    match op:
+        case arith.CmpiOp():
+            return CMPI[op.predicate.value.data]
+        case arith.CmpfOp():
+            return CMPF[op.predicate.value.data]
+        case arith.TruncIOp():
+            return TRUNCATE_TO_BOOL if makes_flag else TRUNCATE
+        case arith.SelectOp() if is_choice:
+            return CHOICE
+        case _ if type(op) in FROM_INTEGER:
+            return (FROM_BOOL if takes_flag else FROM_INTEGER)[type(op)]
+        case _:
+            return (BOOL_OPS if makes_flag and type(op) in BOOL_OPS else SCALAR_OPS)[type(op)]
+
+
+SPELLED = (*SCALAR_OPS, *FROM_INTEGER, arith.TruncIOp, arith.CmpiOp, arith.CmpfOp)
+"""What `spelling` knows."""

@@ -35,7 +35,9 @@ tile.kernel @gram(%x: !tile.global<2 x f16>, %y: !tile.global<2 x f32>, %m: !til
       // CHECK: tile.index 1
       %j = tile.index 1
       %col = arith.addi %start, %j : i32
-      %ok = arith.cmpi slt, %col, %limit : i32
+      // CHECK: tile.keep %col : i32
+      %kept = tile.keep %col : i32
+      %ok = arith.cmpi slt, %kept, %limit : i32
       %relu = arith.maximumf %e, %z : f32
       %r = arith.select %ok, %relu, %z : f32
       tile.yield %r : f32

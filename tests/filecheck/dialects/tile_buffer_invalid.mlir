@@ -143,6 +143,12 @@ tile.buffer_map () axes [] into (%s) : () into (!tile.buffer<64xi32, register>) 
 
 // -----
 
+// CHECK: Unexpected attribute !tile.buffer<64xf32, register>
+%m = "test.op"() : () -> !tile.buffer<64xf32, register>
+%n = tile.keep %m : !tile.buffer<64xf32, register>
+
+// -----
+
 // CHECK: reducing axis 0 of !tile.buffer<64x32xf32, register> does not give
 %s, %m = "test.op"() : () -> (!tile.buffer<64x32xf32, register>, !tile.buffer<64xf32, register>)
 tile.buffer_reduce sum %s, 0 into %m : !tile.buffer<64x32xf32, register>, !tile.buffer<64xf32, register>
