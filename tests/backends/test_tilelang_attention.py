@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attn_engine as ae
+from tests.recurrence.support import reference
 
 pytest.importorskip("tilelang")
 
@@ -41,9 +42,9 @@ def test_linear_attention(on_cpu):
     """A recurrence without a decay."""
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 40, 2, 16, generator=generator).half() for _ in range(3))
-    want, got = (ae.recurrence(q, k, v, backend=name)[0] for name in ("cpu", "tilelang"))
+    want, _ = reference(q.double(), k.double(), v.double())
     assert want.abs().max() > 0.1
-    torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
+    assert (ae.recurrence(q, k, v, backend="tilelang")[0] - want).norm() < 5e-4 * want.norm()
 
 
 def test_without_keys(on_cpu):
