@@ -261,13 +261,21 @@ class Program:
         return self._promote(raw, f32, "partner")
 
     def _without_positive(self, value: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
-        """x and [r1, r2 ...] for a value x * r1 * r2 ... with factors known to be positive, in that order."""
+        """x and [r1, r2 ...] for a value x * r1 * r2 ... with factors known to be positive, in that order.
+
+        None of them where x is a product still: `fold_factors` may join its factors with these wherever else the value
+        is used, and the extremum would not be one of the values any more.
+        """
+        inner, factors = self._positive_factors(value)
+        return (value, []) if isinstance(inner.owner, arith.MulfOp) else (inner, factors)
+
+    def _positive_factors(self, value: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
         owner = value.owner
         if isinstance(owner, arith.MulfOp):
             for x, factor in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
                 number = constant_of(factor)
                 if factor in self.positive or (number is not None and 0.0 < number < math.inf):
-                    inner, factors = self._without_positive(x)
+                    inner, factors = self._positive_factors(x)
                     return inner, [*factors, factor]
         return value, []
 
