@@ -161,8 +161,7 @@ def default_schedule(
         return Schedule(chunk=1 if stepwise else 64, pad=False), None
     arch = get_arch(target.arch if target.arch in ARCHES else OLDEST)
     if stepwise:
-        # A token or two: long rows of the state for memory. Many: small parts, for they go one after the other.
-        block = max(16, min(64, DECODED // kind.key)) if tokens <= FEW_TOKENS else 16
+        block = _step_block(kind, arch, heads) if tokens <= FEW_TOKENS else 16
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
     buffered = get_backend(target.backend).level is Level.BUFFERED
     copies = blocks and arch.copies_blocks and not buffered and not kind.bounds
@@ -170,6 +169,14 @@ def default_schedule(
     place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies, not buffered, careful)
     split_f32 = arch.tf32 and arch.vendor is Vendor.NVIDIA
     return Schedule(chunk=_chunk(kind, arch), tf32=tf32, descriptors=copies, split_f32=split_f32), place
+
+
+def _step_block(kind: Kind, arch: Arch, heads: int) -> int:
+    """Value channels per program of a step: long rows of the state for memory, but half of them where a device has
+    multiprocessors for twice as many programs. Steps over many tokens have small parts, for they go one after the other."""
+    block = max(16, min(64, DECODED // kind.key))
+    programs = heads * -(-padded(kind.value) // block)
+    return block // 2 if block > WARP and 2 * programs <= arch.multiprocessors else block
 
 
 def _chunk(kind: Kind, arch: Arch) -> int:

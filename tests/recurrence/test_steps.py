@@ -7,6 +7,9 @@ import torch
 
 import attn_engine
 from attn_engine.errors import StateShapeError
+from attn_engine.frontend.recurrence import Kind
+from attn_engine.runtime.devices import Target
+from attn_engine.runtime.recurrence_compile import Request, Schedule, default_schedule, source_of
 from tests.recurrence.support import assert_near, inputs, reference
 
 
@@ -95,3 +98,21 @@ def test_sequences_and_heads_do_not_share_a_state(axis):
     with pytest.raises(StateShapeError, match=r"expanded.*pass state.contiguous\(\)"):
         attn_engine.recurrence_step(**x, state=shared.expand_as(state))
     attn_engine.recurrence_step(**x, state=shared.expand_as(state).contiguous())
+
+
+@pytest.mark.parametrize(("heads", "key", "block"), [(32, 128, 32), (34, 128, 64), (512, 128, 64), (8, 256, 32)])
+def test_a_device_that_steps_would_leave_idle_gets_twice_as_many_programs(heads, key, block):
+    kind = Kind(torch.bfloat16, key, 128, "token", initial=True, final=True)
+    schedule, _ = default_schedule(Target("triton", "sm_90"), kind, heads, 1, tf32=False, stepwise=True)
+    assert schedule.value_block == block
+
+
+@pytest.mark.parametrize("strength", ["none", "beta", "weight"])
+def test_all_of_a_token_is_loaded_before_anything_is_computed_of_it(strength: str):
+    options = {} if strength == "none" else {strength: True}
+    kind = Kind(torch.bfloat16, 64, 64, "token", initial=True, final=True, **options)
+    source = source_of(Request(kind, "triton", Schedule(chunk=1)))
+    token = source[source.index("for t in tl.range") :]
+    token = token[: token.index("KERNELS = ")]
+    assert token.count("tl.load(") == (4 if strength == "none" else 5)
+    assert token.rindex("tl.load(") < token.index("tl.exp2(") < token.index("tl.reduce(")

@@ -85,27 +85,32 @@ class TokenSteps:
         return terms.result(terms.take(loaded, 0, 1))
 
     def _step(self, scope: Scope, t: SSAValue, before: SSAValue) -> SSAValue:
-        """Writes one output; the state after the token."""
+        """Writes one output; the state after the token. All is loaded before anything is waited for."""
         op, view = self.op, self.view
-        k = self._channels(scope, op.k, t, self.key, scope.value(0))
-        v = self._channels(scope, op.v, t, self.value, self.v0)
+        k, v, q = self._operands(scope, t)
+        strength = self.beta if self.beta is not None else op.weight
+        factor = None if strength is None else view.number(scope, view.take(strength), t, "strength")
         state = self._decayed(scope, t, before)
-        state = self._added(scope, state, k, self._written(scope, t, state, k, v))
-        q = self._channels(scope, op.q, t, self.key, scope.value(0))
+        state = self._added(scope, state, k, self._written(scope, state, k, v, factor))
         self._store(scope, t, self._read(scope, q, state), view.take(op.scale))
         return state
+
+    def _operands(self, scope: Scope, t: SSAValue) -> tuple[SSAValue, SSAValue, SSAValue]:
+        """A token's key, value and query."""
+        op, zero = self.op, scope.value(0)
+        k = self._channels(scope, op.k, t, self.key, zero)
+        v = self._channels(scope, op.v, t, self.value, self.v0)
+        return k, v, self._channels(scope, op.q, t, self.key, zero)
 
     def _back(self, scope: Scope, t: SSAValue, before: SSAValue) -> SSAValue:
         """A step of the adjoint, from the last token to the first."""
         op, view = self.op, self.view
-        k = self._channels(scope, op.k, t, self.key, scope.value(0))
-        v = self._channels(scope, op.v, t, self.value, self.v0)
+        k, v, q = self._operands(scope, t)
+        weight = None if op.weight is None else view.number(scope, view.take(op.weight), t, "weight")
         terms = Terms(scope, [self.value.tile])
         state = self._added(
             scope, before, k, terms.result(terms.mul(terms.take(v, 0), terms.take(view.take(op.scale))))
         )
-        q = self._channels(scope, op.q, t, self.key, scope.value(0))
-        weight = None if op.weight is None else view.number(scope, view.take(op.weight), t, "weight")
         self._store(scope, t, self._read(scope, q, state), weight)
         return self._decayed(scope, t, state)
 
@@ -156,17 +161,15 @@ class TokenSteps:
         factor = terms.exp2(terms.mul(decay, terms.real(LOG2_E)))
         return terms.result(terms.mul(terms.take(state, 0, 1), factor))
 
-    def _written(self, scope: Scope, t: SSAValue, state: SSAValue, k: SSAValue, v: SSAValue) -> SSAValue:
+    def _written(self, scope: Scope, state: SSAValue, k: SSAValue, v: SSAValue, strength: SSAValue | None) -> SSAValue:
         """What goes into the state beside the key: v, weighted, or what the delta rule leaves of it."""
-        op, view = self.op, self.view
-        strength = self.beta if self.beta is not None else op.weight
         read = self._read(scope, k, state) if self.beta is not None else None
         terms = Terms(scope, [self.value.tile])
         value = terms.take(v, 0)
         if read is not None:
             value = terms.sub(value, terms.take(read, 0))
         if strength is not None:
-            value = terms.mul(value, terms.take(view.number(scope, view.take(strength), t, "strength")))
+            value = terms.mul(value, terms.take(strength))
         return terms.result(value)
 
     def _read(self, scope: Scope, vector: SSAValue, state: SSAValue) -> SSAValue:
