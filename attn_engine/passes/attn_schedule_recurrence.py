@@ -35,6 +35,9 @@ FULL, HALF = 0.8, 0.5
 """Programs per place from which on, and up to which, cutting sequences into pieces that run side by side is no use, pays."""
 SHORTEST = 256
 """Tokens of a piece below which passing its state on is not worth it."""
+AHEAD = 3
+"""Stages with which values and what is one number per token are copied two chunks ahead; `bytes` counts two places of
+values anyway, and queries and keys, which products read until the end of a chunk, have two with any number."""
 CHAINING = 0.03
 """What each further piece in a chain costs, as a part of the time."""
 
@@ -178,6 +181,8 @@ def choose(
     pieces, chained = _pieces(work, arch.multiprocessors * resident, programs, tokens)
     if chained and not chains:
         pieces, chained = 1, False
+    if turned and not paired and stages == 2 and (pieces == 1 or chained):
+        stages = AHEAD
     warps = WARPS if work.key <= LARGEST_KEY and not paired else 2 * WARPS
     narrow = columns < WARPGROUP_ROWS and (work.kind.delta or work.key > LARGEST_KEY)
     return OpForm(columns, turned, pieces, chained, warps, stages, careful and narrow)

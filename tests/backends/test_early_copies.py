@@ -40,6 +40,9 @@ LOOP = f"""
 """
 
 
+DEEP = LOOP.replace(EARLY, EARLY.replace("stage = 1", "stage = 2")).replace("max_stage = 1", "max_stage = 2")
+
+
 def clusters(text: str) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"%(\w+) = .*loop\.cluster = (\d+)", text)}
 
@@ -56,16 +59,24 @@ def test_copies_come_as_soon_as_their_place_is_free():
     assert found["k"] < found["x"] < found["next"], "what computes keeps its order"
 
 
+def test_with_three_stages_what_has_two_places_anyway_goes_out_one_iteration_ahead_and_the_rest_two():
+    found = {name: int(n) for name, n in re.findall(r"%(\w+) = .*loop\.stage = (\d+)", early_copies.ordered(DEEP))}
+    assert {name for name, stage in found.items() if stage == 1} == {"k"}
+    assert {name for name, stage in found.items() if stage == 0} == {"t", "g", "v", "u"}
+    assert clusters(early_copies.ordered(DEEP)) == clusters(early_copies.ordered(LOOP))
+
+
 @pytest.mark.parametrize(
     "other",
     [
         LOOP.replace(early_copies.MARK, "tt.other"),
-        LOOP.replace("scheduled_max_stage = 1", "scheduled_max_stage = 2"),
+        LOOP.replace("scheduled_max_stage = 1", "scheduled_max_stage = 3"),
+        DEEP.replace("%u = tt.load %up {" + LATE, "%u = tt.load %up {" + EARLY),
         LOOP.replace("arith.mulf %v, %e", "arith.mulf %v, %s")
         .replace("warp_group_dot %s, %vs", "dot %s, %vs")
         .replace("warp_group_dot %w, %ks", "dot %w, %ks"),
     ],
-    ids=["not marked", "deeper", "one product"],
+    ids=["not marked", "deeper", "in between", "one product"],
 )
 def test_other_loops_stay_as_they_are(other: str):
     assert early_copies.ordered(other) == other

@@ -67,10 +67,16 @@ def test_states_are_turned_unless_results_are_summed():
     assert not form(blocks=False).turned
 
 
+def test_values_are_copied_two_chunks_ahead_where_programs_of_a_turned_state_go_through_whole_sequences_or_chains():
+    assert form().num_stages == form(replace(WORK, value=64), heads=640).num_stages == 3
+    assert form(heads=8, tokens=32768).num_stages == 2, "pieces side by side"
+    assert form(replace(WORK, summed=True)).num_stages == form(blocks=False).num_stages == 2, "not turned"
+
+
 def test_eight_warps_hold_wide_states_that_are_turned():
     """Products of 128 value channels have the state in registers: two stages of tiles fit beside nothing of it."""
     wide = replace(WORK, key=256, value=256)
-    assert form(wide) == replace(form(), value_block=128, num_warps=8, pieces=form(wide).pieces)
+    assert form(wide) == replace(form(), value_block=128, num_warps=8, num_stages=2, pieces=form(wide).pieces)
     assert (form(replace(wide, summed=True)).value_block, form(replace(wide, summed=True)).turned) == (64, True)
     assert form(replace(wide, value=32)).num_warps == 4
     assert wide.bytes(64, 2, blocks=True) < 181300 < H100.shared_per_block < wide.bytes(64, 3, blocks=True)
@@ -78,7 +84,8 @@ def test_eight_warps_hold_wide_states_that_are_turned():
 
 def test_narrow_keys_leave_room_for_all_value_channels():
     queries = replace(WORK, key=64, summed=True)
-    assert form(queries, heads=640) == replace(form(), turned=False, value_block=128, pieces=2, chained=True)
+    others = replace(form(), turned=False, num_stages=2)
+    assert form(queries, heads=640) == replace(others, value_block=128, pieces=2, chained=True)
     assert form(replace(WORK, kind=Kind.ROWS)).value_block == 128
     assert form(replace(WORK, kind=Kind.COLUMNS)).value_block == 64
 

@@ -77,8 +77,8 @@ def test_sums_over_heads_of_all_sizes(dtype):
         d_o = (torch.randn(o.shape, generator=torch.Generator().manual_seed(8)) * size).to(dtype)
         o.backward(d_o.to(o.dtype))
     mine, right = (t["q"].grad.double()[0].flatten(1) for t in (leaves, wide))
-    error = (mine - right).norm(dim=1) / right.norm(dim=1)
-    assert error.max() < (2e-3 if dtype == torch.float16 else 5e-3), "of any token"
+    error = ((mine - right).norm(dim=1) / right.norm(dim=1)).view(-1, 10).square().mean(1).sqrt()
+    assert error.max() < (1e-3 if dtype == torch.float16 else 3.6e-3), "of any ten tokens, of one size each"
 
 
 @pytest.mark.parametrize("options", ["decay", "channel", "beta", "steps"])

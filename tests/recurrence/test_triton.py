@@ -115,3 +115,14 @@ def test_what_the_assembler_gets_wrong_is_not_optimised():
         for careful in (False, True)
     ]
     assert [source_of(r).count("ptx_options='--opt-level 0'") > 0 for r in requests] == [False, True]
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_weights_of_tokens_are_in_16_bits_early_only_where_they_stay_in_registers(turned: bool):
+    """And the scale is a factor of tokens, not of results."""
+    schedule = Schedule(descriptors=True, turned=turned)
+    text = source_of(Request(Kind(torch.bfloat16, 128, 64, "token", weight=True), "triton", schedule))
+    sweep = text[text.index("def forward_o_sweep") :]
+    rounded = sweep.index("tl.cast(s_", sweep.index("tl.where(inside"))
+    assert (rounded < sweep.rindex("if some:")) is not turned
+    assert sweep.count("* scale") == 2 and "w * scale" in sweep

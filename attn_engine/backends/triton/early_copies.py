@@ -4,7 +4,8 @@ Triton's pipeliner puts the copies for the next iteration behind everything that
 iteration of distance they are waited for right away, and all of their latency is seen. Loops that say so (`MARK`) get
 another order here, once Triton has scheduled their operations and before it makes code of the schedule: copies that
 only products read, which have two places in turn, come before the second product, for the wait for the first one says
-that those of the iteration before are done; any other copy comes after the last operation that reads its place.
+that those of the iteration before are done; any other copy comes after the last operation that reads its place. With three stages these others go
+out two iterations ahead: what comes from afar is there in time, and two places of small tiles cost little.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ KNOWN = ("3.6.",)
 HOPPER = 9
 PIPELINE = "add_pipeline"
 SCHEDULED = re.compile(r"loop\.cluster = \d+ : i32, loop\.stage = (\d+) : i32")
+DEEPEST = re.compile(r"tt\.scheduled_max_stage = (\d+) ")
 PRODUCT, COPY, LOAD = "ttng.warp_group_dot ", "tt.descriptor_load ", "tt.load "
 PLACE, VIEW = "ttg.local_alloc ", "ttg.memdesc_"
 _LOCK = threading.Lock()
@@ -177,8 +179,9 @@ def ordered(text: str) -> str:
     for start, line in enumerate(lines):
         if "scf.for " in line:
             end = _end(lines, start)
-            if MARK in lines[end] and "tt.scheduled_max_stage = 1 " in lines[end]:
-                _Loop(lines, start + 1, end).order()
+            deep = DEEPEST.search(lines[end])
+            if MARK in lines[end] and deep is not None and int(deep[1]) in (1, 2):
+                _Loop(lines, start + 1, end, int(deep[1])).order()
     return "\n".join(lines)
 
 
@@ -193,13 +196,13 @@ def _end(lines: list[str], start: int) -> int:
 
 
 class _Loop:
-    """The lines of a loop's body. Operations of stage 0 are an iteration ahead of those of stage 1.
+    """The lines of a loop's body. Operations of stage 0 are as many iterations as `last` ahead of those of that stage.
 
     Every product is a cluster of its own, and so is what stands between two of them.
     """
 
-    def __init__(self, lines: list[str], start: int, end: int):
-        self.lines, self.range = lines, range(start, end)
+    def __init__(self, lines: list[str], start: int, end: int, last: int):
+        self.lines, self.range, self.last = lines, range(start, end), last
         depth = _depth(lines[start])
         found = {n: SCHEDULED.search(lines[n]) for n in self.range if _depth(lines[n]) == depth}
         self.stages = {n: int(scheduled[1]) for n, scheduled in found.items() if scheduled is not None}
@@ -209,25 +212,31 @@ class _Loop:
         loads = [
             n for n, stage in self.stages.items() if not stage and (COPY in self.lines[n] or LOAD in self.lines[n])
         ]
-        if len(self.products) < 2 or not loads or not self._waited_for(self.products[0]):
+        known = set(self.stages.values()) <= {0, self.last}
+        if len(self.products) < 2 or not loads or not known or not self._waited_for(self.products[0]):
             return
         placed = {n: self._cluster_of_load(n) for n in loads}
         first = min(placed.values())
         for n, stage in self.stages.items():
             cluster = self._cluster(n) if stage else placed.get(n, first)
-            said = f"loop.cluster = {cluster} : i32, loop.stage = {stage} : i32"
+            at = self.last - 1 if n in placed and self._for_products(n) else stage
+            said = f"loop.cluster = {cluster} : i32, loop.stage = {at} : i32"
             self.lines[n] = SCHEDULED.sub(said, self.lines[n])
+
+    def _for_products(self, load: int) -> bool:
+        """Whether products alone read it: it has a place more than it is iterations ahead."""
+        return COPY in self.lines[load] and all(PLACE in self.lines[n] for n in self._users(load))
 
     def _cluster(self, n: int) -> int:
         """Even; loads get the odd ones behind them."""
         return 4 * sum(product < n for product in self.products) + 2 * (n in self.products)
 
     def _cluster_of_load(self, load: int) -> int:
-        if COPY in self.lines[load] and all(PLACE in self.lines[n] for n in self._users(load)):
+        if self._for_products(load):
             return self._cluster(self.products[1]) - 1
-        return self._last(load) + 1
+        return self._read_last(load) + 1
 
-    def _last(self, n: int) -> int:
+    def _read_last(self, n: int) -> int:
         """The cluster after which a value, and with it its place, has been read."""
         last = 0
         for user in self._users(n):
@@ -235,7 +244,7 @@ class _Loop:
                 return 4 * len(self.products)
             last = max(last, self._cluster(user))
             if PLACE in self.lines[user] or VIEW in self.lines[user]:
-                last = max(last, self._last(user))
+                last = max(last, self._read_last(user))
         return last
 
     def _waited_for(self, product: int) -> bool:

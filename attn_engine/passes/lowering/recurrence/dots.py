@@ -27,7 +27,7 @@ class Dots:
     def crossing(self, o: SSAValue, target: SSAValue) -> None:
         """The sums of what comes from beyond the chunk and is not scaled yet."""
         chunk, sums = self.chunk, self._sums(o)
-        if not chunk.walk.scale_weights:
+        if not chunk.scales_tokens:
             terms = Terms(chunk.scope, [chunk.size])
             sums = terms.result(terms.mul(terms.take(sums, 0), terms.take(chunk.scale())))
         self._store(sums, target)

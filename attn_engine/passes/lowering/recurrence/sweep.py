@@ -16,7 +16,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import UnitAttr
+from xdsl.dialects.builtin import UnitAttr, f32
 from xdsl.ir import Attribute, SSAValue
 
 from attn_engine.dialects import tile
@@ -268,12 +268,12 @@ class Chunk:
         factors = [] if self.fade is None else [self._from_state(terms)]
         if self.walk.reverse and self.walk.weighs and self.weight is not None:
             factors.append(terms.take(self.weight, self.tokens))
-        if self.walk.scale_weights and not self.walk.reverse:
+        if self.scales_tokens and self.walk.scale_results:
             factors.append(terms.take(self.scale()))
         return reduce(terms.mul, factors)
 
     def _scaled(self, o: SSAValue) -> SSAValue:
-        if self.walk.scale_weights:
+        if self.scales_tokens:
             return o
         terms = Terms(self.scope, self._values())
         return terms.result(terms.mul(terms.take(o, 0, 1), terms.take(self.scale())))
@@ -293,18 +293,32 @@ class Chunk:
         scope, size, walk = self.scope, self.size, self.walk
         place = scope.add(tile.RangeOp(scope.value(0), size), "place").result
         query, key = self.tokens, 1 - self.tokens
+        later, sooner = (key, query) if walk.reverse else (query, key)
+        # Turned weights go to memory: in 16 bits before, they would be paired, taken apart for `parted` and paired again.
+        # Others stay in registers, of which they take fewest if they are in 16 bits early.
+        element = self.sweep.element
+        early = f32 if self.turned and self.fade is not None else element
         terms = Terms(scope, [size, size])
-        p, own, other = terms.take(self.s, 0, 1), terms.take(place, query), terms.take(place, key)
+        seen, p = terms.not_before(terms.take(place, later), terms.take(place, sooner)), terms.take(self.s, 0, 1)
+        p = terms.where(seen, p) if self.turned else p
         if self.fade is not None:
-            later, sooner = (key, query) if walk.reverse else (query, key)
             p = terms.mul(p, self.fade.between(terms, later, sooner))
+        factors: list[SSAValue] = []
         if walk.weighs and self.weight is not None:
-            p = terms.mul(p, terms.take(self.weight, query if walk.reverse else key))
-        if walk.scale_weights:
-            p = terms.mul(p, terms.take(self.scale()))
-        seen = terms.not_before(other, own) if walk.reverse else terms.not_before(own, other)
-        weights = terms.result(terms.where(seen, p), self.sweep.element)
-        return weights if self.fade is None else self.fade.parted(scope, weights)
+            factors.append(terms.take(self.weight, sooner))
+        if self.scales_tokens:
+            factors.append(terms.take(self.scale()))
+        p = terms.mul(p, reduce(terms.mul, factors)) if factors else p
+        weights = terms.result(p if self.turned else terms.where(seen, p), early)
+        weights = weights if self.fade is None else self.fade.parted(scope, weights)
+        terms = Terms(scope, [size, size])
+        return weights if early == element else terms.result(terms.take(weights, 0, 1), element)
+
+    @property
+    def scales_tokens(self) -> bool:
+        """Whether the scale is in the products of tokens and in what decays on the way from the state: so it must where states
+        have it, and it costs nothing where tokens have factors in both."""
+        return self.walk.scale_weights or (self.fade is not None and self.walk.weighs and self.weight is not None)
 
     def scale(self) -> SSAValue:
         return self.view.kernel.take(self.sweep.setting.of(self.walk.scale))
