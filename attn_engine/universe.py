@@ -40,6 +40,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tilelang-copies": _lazy("backends.tilelang.copies", "TilelangCopiesPass"),  # type: ignore[dict-item]
     "tilelang-keep-numbers": _lazy("backends.tilelang.numbers", "TilelangKeepNumbersPass"),  # type: ignore[dict-item]
     "tilelang-overlap": _lazy("backends.tilelang.overlap", "TilelangOverlapPass"),  # type: ignore[dict-item]
+    "tilelang-widen-blocks": _lazy("backends.tilelang.widen", "TilelangWidenBlocksPass"),  # type: ignore[dict-item]
     "tilelang-flatten-loops": _lazy("backends.tilelang.loops", "TilelangFlattenLoopsPass"),  # type: ignore[dict-item]
     "tilelang-share-rows": _lazy("backends.tilelang.rows", "TilelangShareRowsPass"),  # type: ignore[dict-item]
     "tilelang-share-vectors": _lazy("backends.tilelang.vectors", "TilelangShareVectorsPass"),  # type: ignore[dict-item]

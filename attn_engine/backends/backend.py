@@ -87,6 +87,10 @@ class Backend:
     """In place of `gradients`, and tried before them, passes for a kernel of all gradients, whose sums are a step late."""
     ordered: tuple[str, ...] = ()
     """In place of `gradients`, passes whose kernel of all gradients adds up sums in the same order in every run; without any, none does."""
+    recurrences: tuple[str, ...] = ()
+    """In place of `pipeline`, passes for recurrences, whose kernels have the warps that all backends give them."""
+    part: int = 64
+    """Of recurrences: channels of tokens that each have a decay which a kernel does at a time."""
     guard: Callable[[Plan, str, Callable[[], Plan]], Plan] | None = None
     """Makes of a plan of gradients, its text, and of how to build it for `rest`, one that goes there if need be."""
     copies_blocks: bool = False
@@ -115,7 +119,7 @@ class Backend:
             raise BackendError(f"backend name '{self.name}' is not an identifier")
         if self.level not in tuple(Level):
             raise BackendError(f"backend '{self.name}': level '{self.level}' is none of {', '.join(Level)}")
-        for pass_spec in (*self.pipeline, *self.gradients, *self.late, *self.ordered):
+        for pass_spec in (*self.pipeline, *self.gradients, *self.late, *self.ordered, *self.recurrences):
             self._check_pass(pass_spec)
         for part in ("emit", "build", "check"):
             if not callable(getattr(self, part)):

@@ -56,10 +56,13 @@ class ConvertRecurrenceToTilePass(ModulePass):
     split_f32: bool = False
     """Compute products of f32 operands as three products of tf32, which keep about 21 bits."""
 
+    part: int = 64
+    """Channels at a time where each has its decay: a tile of 64 tokens takes 32 registers of each thread of four warps."""
+
     def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
         form = Form(
             self.chunk, self.value_block, self.pieces, self.num_warps, self.num_stages, self.pad, self.tf32,
-            self.descriptors, self.turned, self.chained, self.split_f32,
+            self.descriptors, self.turned, self.chained, self.split_f32, self.part,
         )  # fmt: skip
         kinds = attn.RecurrenceOp | attn.SweepOp | attn.DeltaBackwardOp
         for function in [o for o in op.body.block.ops if isinstance(o, func.FuncOp)]:

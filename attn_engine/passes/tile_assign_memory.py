@@ -90,6 +90,11 @@ def _atomic_add(memory: Memory, op: tile.AtomicAddOp) -> None:
 # --- computing ---------------------------------------------------------------------------------
 
 
+def split_of(rows: int, warps: int) -> Split:
+    """How warps share an accumulator with so many rows."""
+    return Split.ROWS if rows >= SMALLEST_ROWS * warps else Split.BOTH
+
+
 def _dot(memory: Memory, op: tile.DotOp) -> None:
     """acc + a @ b to a product in place, on acc's own buffer if nothing else reads it."""
     held = memory.held[op.acc]
@@ -109,7 +114,7 @@ def _dot(memory: Memory, op: tile.DotOp) -> None:
         transpose_a=a.transposed,
         transpose_b=b.transposed,
         precision=op.precision.data,
-        split=Split.ROWS if rows >= SMALLEST_ROWS * warps else Split.BOTH,
+        split=split_of(rows, warps),
     )
     memory.insert(gemm)
     memory.share(op.result)

@@ -44,6 +44,7 @@ class Schedule:
     turned: bool = False
     chained: bool = False
     split_f32: bool = False
+    part: int = 64
 
     def spec(self) -> str:
         options = {name: str(value).lower() for name, value in vars(self).items()}
@@ -132,8 +133,8 @@ def scheduled(module: ModuleOp, request: Request) -> ModuleOp:
 
 def to_tile(module: ModuleOp, request: Request) -> ModuleOp:
     """Kernels and the plan of a module; `module` is consumed."""
-    passes = (request.schedule.spec(), *pipelines.TILE_CLEANUP, *get_backend(request.backend).pipeline)
-    run_passes(module, passes)
+    backend = get_backend(request.backend)
+    run_passes(module, (request.schedule.spec(), *pipelines.TILE_CLEANUP, *(backend.recurrences or backend.pipeline)))
     return module
 
 
@@ -163,12 +164,14 @@ def default_schedule(
     if stepwise:
         block = _step_block(kind, arch, heads) if tokens <= FEW_TOKENS else 16
         return Schedule(chunk=1, value_block=block, num_warps=1 if kind.key <= WARP else WARPS, num_stages=1), None
-    buffered = get_backend(target.backend).level is Level.BUFFERED
+    backend = get_backend(target.backend)
+    buffered = backend.level is Level.BUFFERED
     copies = blocks and arch.copies_blocks and not buffered and not kind.bounds
     careful = not buffered and arch.copies_blocks and assembler_version() < RIGHT_ASSEMBLER
     place = Place(arch.name, heads, 1 << tokens.bit_length() - 1 if tokens else 0, copies, not buffered, careful)
     split_f32 = arch.tf32 and arch.vendor is Vendor.NVIDIA
-    return Schedule(chunk=_chunk(kind, arch), tf32=tf32, descriptors=copies, split_f32=split_f32), place
+    chunk = _chunk(kind, arch)
+    return Schedule(chunk=chunk, tf32=tf32, descriptors=copies, split_f32=split_f32, part=backend.part), place
 
 
 def _step_block(kind: Kind, arch: Arch, heads: int) -> int:

@@ -95,6 +95,31 @@ TOTAL = """
   tile.buffer_reduce sum %s, 1 into %g : !tile.buffer<128x64xf32, register>, !tile.buffer<128xf32, register>
   %t = tile.buffer_total sum %g : !tile.buffer<128xf32, register> -> f32
   tile.store %t, %x[%n, %n] dims [] : f32, !tile.global<2 x f32>"""
+TWO_PRODUCTS = f"""
+  %r = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %t = tile.buffer_alloc : {BUFFER}
+  %g = tile.buffer_alloc : {VECTOR}
+  %h = tile.buffer_alloc : {VECTOR}
+  tile.copy_in %y[%n, %n] dims [0, 1] into %r : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+  tile.buffer_fill %t, %zero : {BUFFER}, f32
+  tile.gemm %r, %a, %t ieee split both : !tile.buffer<64x64xf16, shared>, !tile.buffer<64x64xf16, shared>, {BUFFER}
+  tile.copy_in %x[%n, %n] dims [1] into %g : !tile.global<2 x f32>, {VECTOR}
+  tile.buffer_map (%g) axes [[0]] into (%h) : ({VECTOR}) into ({VECTOR}) {{
+  ^bb0(%e: f32):
+    %w = math.exp2 %e : f32
+    tile.yield %w : f32
+  }}
+  tile.buffer_map (%t, %g) axes [[0, 1], [1]] into (%t) : ({BUFFER}, {VECTOR}) into ({BUFFER}) {{
+  ^bb0(%u: f32, %column: f32):
+    %w = arith.mulf %u, %column : f32
+    tile.yield %w : f32
+  }}
+  tile.buffer_map (%s, %h) axes [[0, 1], [1]] into (%s) : (!tile.buffer<128x64xf32, register>, {VECTOR}) into (!tile.buffer<128x64xf32, register>) {{
+  ^bb0(%u: f32, %column: f32):
+    %w = arith.mulf %u, %column : f32
+    tile.yield %w : f32
+  }}
+  tile.copy_out %t, %x[%n, %n] dims [0, 1] : {BUFFER}, !tile.global<2 x f32>"""
 REFUSED = {
     "along both axes": ALONG_BOTH,
     "reduced": REDUCED,
@@ -102,16 +127,20 @@ REFUSED = {
     "loaded": LOADED,
     "over rows": OVER_ROWS,
     "over alternating rows": ALTERNATING,
+    "over rows of eight warps": ALTERNATING,
+    "along columns of two products": TWO_PRODUCTS,
     "total of alternating rows": TOTAL,
 }
 """What TileLang 0.1.15 finds no layout for, where the accumulator of a product decides that of %s."""
 SHARED_COLUMNS = ("operand", "loaded", "over rows")
-TALL = ("over alternating rows", "total of alternating rows")
-"""Of 128 rows for four warps, which hold 64 at a time."""
+EIGHT_WARPS = ("over rows of eight warps", "along columns of two products")
+TALL = ("over alternating rows", "total of alternating rows", *EIGHT_WARPS)
+"""Of 128 rows, of which four warps hold 64 at a time."""
+WIDE = (*SHARED_COLUMNS, *EIGHT_WARPS)
 
 
 def kernel(form: str) -> str:
-    split, threads = ("both", 256) if form in SHARED_COLUMNS else ("rows", 128)
+    split, threads = "both" if form in SHARED_COLUMNS else "rows", 256 if form in WIDE else 128
     rows = 128 if form in TALL else 64
     tall = BUFFER.replace("64x64", f"{rows}x64")
     return f"""
@@ -160,6 +189,8 @@ def test_layouts_are_found(form: str, arch: str):
         ("loaded", "sm_80", "tilelang-share-vectors"),
         ("over rows", "sm_80", "tilelang-share-rows"),
         ("over alternating rows", "sm_90a", "tilelang-share-rows"),
+        ("over rows of eight warps", "sm_90a", "tilelang-share-rows"),
+        ("along columns of two products", "sm_90a", "tilelang-share-vectors"),
         ("total of alternating rows", "sm_90a", "tilelang-share-rows"),
     ],
 )

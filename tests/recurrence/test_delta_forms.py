@@ -14,7 +14,7 @@ from attn_engine.runtime.recurrence_compile import Compiled, Request, Schedule, 
 from tests.recurrence.support import inputs, reference, watched_exponents
 
 FORMS = [
-    Schedule(chunk=16, value_block=16),
+    Schedule(chunk=16, value_block=16, part=8),
     Schedule(chunk=32, value_block=16, descriptors=True, turned=True),
     Schedule(chunk=16, pad=False),
     Schedule(chunk=16, value_block=16, pieces=2, chained=True),

@@ -41,8 +41,10 @@ class _Rows:
         return is_tile(value) and self.tiles.has_alternating_rows(value, integer_attribute(self.kernel, "threads", 128))
 
     def are_scattered(self, value: SSAValue) -> bool:
-        """Whether no thread has whole parts of a tile's columns."""
-        return is_tile(value) and (self.tiles.has_shared_columns(value) or self.alternate(value))
+        """Whether TileLang finds no part of a tile's columns that a thread has whole."""
+        if not is_tile(value):
+            return False
+        return self.tiles.has_shared_columns(value) or self.tiles.has_rows_of_groups(value) or self.alternate(value)
 
     def vectors(self) -> Iterator[SSAValue]:
         """Vectors with an element for each row of a tile whose rows alternate."""
@@ -74,7 +76,7 @@ def _scattered(kernel: tile.KernelOp) -> Iterator[BufferReduceOp | BufferTotalOp
 @dataclass(frozen=True)
 class TilelangShareRowsPass(ModulePass):
     """Sums over no rows as a product fixes them, where each warp has parts of them: its columns are shared by warps, or
-    its rows are more than warps hold at a time.
+    its rows are more than four warps, or all of them, hold at a time.
 
     ```
     tile.gemm %a, %b, %acc ieee split both : ...

@@ -15,6 +15,7 @@ from attn_engine.dialects.tile_buffer_memory import CopyOp, buffer_type, is_frag
 from attn_engine.dialects.tile_types import BufferType
 
 ROWS_OF_A_WARP = 16
+WARPS_OF_A_GROUP = 4
 
 
 def is_tile(value: SSAValue) -> bool:
@@ -53,6 +54,11 @@ class Tiles:
         """Whether warps share the columns of a tile."""
         product = self.products.get(self.alike[value])
         return product is not None and product.split is not None and product.split.data is not Split.ROWS
+
+    def has_rows_of_groups(self, value: SSAValue) -> bool:
+        """Whether the rows of a tile are more than four warps hold at a time."""
+        rows = buffer_type(value).get_shape()[0]
+        return self.alike[value] in self.products and rows > ROWS_OF_A_WARP * WARPS_OF_A_GROUP
 
     def has_alternating_rows(self, value: SSAValue, threads: int) -> bool:
         """Whether the rows of a tile are more than warps hold at a time: each has some here and some further down."""

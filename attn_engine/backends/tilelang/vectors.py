@@ -34,6 +34,7 @@ _PER_LOOP = 8
 """How much more often than what stands around it a loop's body is taken to run."""
 
 Elementwise = BufferMapOp | BufferScatterAddOp
+Along = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class _Use:
     axis: int
     sizes: tuple[int, ...]
     """The tile's sizes, where they matter: products fix how tiles of all sizes lie; any other lies its own way."""
+    shared: tuple[int, ...] = ()
+    """The sizes of a tile whose columns are shared by the warps of a product: along them, it lies its own way."""
     place: int = -1
 
     @property
-    def along(self) -> tuple[int, tuple[int, ...]]:
-        return self.axis, self.sizes
+    def along(self) -> Along:
+        return self.axis, self.sizes, self.shared
 
     def weight(self) -> int:
         """How often it happens, roughly."""
@@ -67,13 +70,22 @@ def _uses(kernel: tile.KernelOp) -> Iterator[_Use]:
     tiles = Tiles.of(kernel)
     for op in kernel.walk():
         if isinstance(op, Elementwise) and len(op.shape) > 1:
-            sizes = tiles.sizes(op.shape, filter(is_tile, op.operands))
+            held = list(filter(is_tile, op.operands))
+            sizes = tiles.sizes(op.shape, held)
             for place, (value, axes) in enumerate(zip(op.inputs, tile.axes_of(op.axes), strict=True)):
                 if is_vector(value):
-                    yield _Use(op, value, axes[0], sizes, place)
+                    yield _Use(op, value, axes[0], sizes, _shared(tiles, op.shape, held, axes[0]), place)
         elif isinstance(op, BufferReduceOp):
-            sizes = tiles.sizes(buffer_type(op.source).get_shape(), filter(is_tile, [op.source]))
-            yield _Use(op, op.target, 1 - op.axis.value.data, sizes)
+            shape, held, axis = (
+                buffer_type(op.source).get_shape(),
+                list(filter(is_tile, [op.source])),
+                1 - op.axis.value.data,
+            )
+            yield _Use(op, op.target, axis, tiles.sizes(shape, held), _shared(tiles, shape, held, axis))
+
+
+def _shared(tiles: Tiles, shape: tuple[int, ...], held: list[SSAValue], axis: int) -> tuple[int, ...]:
+    return shape if axis == 1 and any(map(tiles.has_shared_columns, held)) else ()
 
 
 def vectors_alike(kernel: tile.KernelOp) -> UnionFind[SSAValue]:
@@ -133,9 +145,9 @@ def _to_shared(use: _Use, kernel: tile.KernelOp, twins: dict[SSAValue, SSAValue]
     use.op.operands[use.place] = twin
 
 
-def _kept_axis(uses: list[_Use]) -> tuple[int, tuple[int, ...]]:
+def _kept_axis(uses: list[_Use]) -> Along:
     """The axis, and the tile, along which the most uses lie; rows if both have as many."""
-    weights = Counter[tuple[int, tuple[int, ...]]]()
+    weights = Counter[Along]()
     for use in uses:
         weights[use.along] += use.weight()
     return max(sorted(weights), key=weights.__getitem__)
@@ -225,7 +237,8 @@ class TilelangShareVectorsPass(ModulePass):
     Threads hold vectors alike that are computed from each other element by element: if any of these lie along both
     axes, those that are only loaded are loaded to shared memory, and for the rest the axis stays that most uses have.
     Products fix how threads hold their accumulators and what is computed with these element by element; among tiles
-    without such a tie, those of other sizes are other tiles, and their rows are not those of products. Where such a tile
+    without such a tie, those of other sizes are other tiles, and their rows are not those of products; so are, along
+    columns, those of products whose columns are shared by warps. Where such a tile
     goes to shared memory, so do vectors along it that are shorter than the threads: or it would be held more than once.
     """
 

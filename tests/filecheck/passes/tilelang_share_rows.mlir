@@ -82,3 +82,24 @@ tile.kernel @alternating(%y: !tile.global<2 x f16>, %x: !tile.global<1 x f32>, %
   tile.store %t, %x[%n] dims [] : f32, !tile.global<1 x f32>
   tile.end
 }
+
+// Nor do eight warps hold all 128 rows so that a sum over them finds whole parts of a column.
+// CHECK-LABEL: tile.kernel @eight_warps(
+tile.kernel @eight_warps(%y: !tile.global<2 x f16>, %x: !tile.global<1 x f32>, %n: i32) attributes {threads = 256 : i64} {
+  // CHECK: %[[TWIN:.*]] = tile.buffer_alloc : !tile.buffer<128x64xf32, shared>
+  %a = tile.buffer_alloc : !tile.buffer<128x64xf16, shared>
+  %b = tile.buffer_alloc : !tile.buffer<64x64xf16, shared>
+  %s = tile.buffer_alloc : !tile.buffer<128x64xf32, register>
+  %v = tile.buffer_alloc : !tile.buffer<64xf32, register>
+  %zero = arith.constant 0.0 : f32
+  tile.buffer_fill %s, %zero : !tile.buffer<128x64xf32, register>, f32
+  tile.copy_in %y[%n, %n] dims [0, 1] into %a : !tile.global<2 x f16>, !tile.buffer<128x64xf16, shared>
+  tile.copy_in %y[%n, %n] dims [0, 1] into %b : !tile.global<2 x f16>, !tile.buffer<64x64xf16, shared>
+  tile.gemm %a, %b, %s ieee split rows : !tile.buffer<128x64xf16, shared>, !tile.buffer<64x64xf16, shared>, !tile.buffer<128x64xf32, register>
+  // CHECK: tile.copy %{{.*}}, %[[TWIN]] :
+  // CHECK-NEXT: tile.copy %[[TWIN]], %[[OWN:.*]] :
+  // CHECK-NEXT: tile.buffer_reduce sum %[[OWN]], 0 into %v
+  tile.buffer_reduce sum %s, 0 into %v : !tile.buffer<128x64xf32, register>, !tile.buffer<64xf32, register>
+  tile.copy_out %v, %x[%n] dims [0] : !tile.buffer<64xf32, register>, !tile.global<1 x f32>
+  tile.end
+}

@@ -25,7 +25,7 @@ from attn_engine.passes.lowering.recurrence.levels import (
     some_of,
     total_of,
 )
-from attn_engine.passes.lowering.recurrence.setting import Setting, Sizes, View, channels_of, padded
+from attn_engine.passes.lowering.recurrence.setting import Form, Setting, Sizes, View, channels_of, padded
 from attn_engine.passes.lowering.recurrence.sweep import Chunk, Sweep
 from attn_engine.passes.lowering.recurrence.terms import Terms
 from attn_engine.passes.lowering.recurrence.tiles import Tiles
@@ -34,8 +34,6 @@ from attn_engine.passes.lowering.recurrence.within import Within
 from attn_engine.passes.lowering.scope import Index, Scope
 
 Factor = Callable[[Terms, SSAValue], SSAValue]
-CHANNELS = 64
-"""Channels at a time where tokens weigh each other."""
 
 
 class Prepared:
@@ -53,7 +51,7 @@ class Prepared:
         names = ("weights",) if self.element == f32 else ("weights", "rests")
         self.weights = [setting.temporary([*wide, self.chunk], self.element, name) for name in names]
         self.precision = setting.precision(self.element)
-        self.part = part_of(self.key, setting.form.pad)
+        self.part = part_of(self.key, setting.form)
         each_chunk(setting, sizes, "prepare", 4, [q, k, decay], self._body)
 
     def _body(self, view: View, scope: Scope, t0: SSAValue, split: SSAValue) -> None:
@@ -91,9 +89,9 @@ class Prepared:
         return pairs.weights(exactly, q, k, same, wide)
 
 
-def part_of(key: Head, pad: bool) -> Head:
+def part_of(key: Head, form: Form) -> Head:
     """The channels that are done at a time."""
-    return Head(key.size, min(CHANNELS, key.tile) if pad else key.tile)
+    return Head(key.size, min(form.part, key.tile) if form.pad else key.tile)
 
 
 def over_parts(

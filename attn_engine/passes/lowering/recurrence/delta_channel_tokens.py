@@ -109,7 +109,7 @@ class ChannelTokenGradients(Gradients):
 
     def run_after(self, written: WrittenByChannel) -> None:
         self.made, self.seen = written.made, written.seen
-        self.part = part_of(self.key, self.setting.form.pad)
+        self.part = part_of(self.key, self.setting.form)
         operands, splits = [self.op.q, self.op.k, self.op.d_o, self.op.decay], self.key.tile // self.part.tile
         each_chunk(self.setting, self.sweep.sizes, "read", WARPS, operands, self._body, splits)
 

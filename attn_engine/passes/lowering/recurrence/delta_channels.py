@@ -30,7 +30,7 @@ class SolvedByChannel(Solved):
         self, setting: Setting, sizes: Sizes, state: State, k: SSAValue, v: SSAValue, rows: Rows, gates: Gates,
         keep: bool = False,
     ):  # fmt: skip
-        self.gates, self.part = gates, part_of(state.key, setting.form.pad)
+        self.gates, self.part = gates, part_of(state.key, setting.form)
         self.decayed: SSAValue | None = None
         self.weights: SSAValue | None = None
         super().__init__(setting, sizes, state, k, v, rows, keep)

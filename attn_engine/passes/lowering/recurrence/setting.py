@@ -44,6 +44,8 @@ class Form:
     turned: bool = False
     chained: bool = False
     split_f32: bool = False
+    part: int = 64
+    """Channels at a time where each has its decay."""
     careful: bool = False
     """Whether the assembler shall not optimise."""
 
