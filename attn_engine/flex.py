@@ -24,6 +24,7 @@ from attn_engine.library import and_masks as and_masks
 from attn_engine.library import or_masks as or_masks
 from attn_engine.runtime.attention import shared_attention
 from attn_engine.runtime.block_mask import BlockMask, check_sizes, mask_of
+from attn_engine.runtime.eager import not_compiled
 from attn_engine.runtime.kernel_options import read_kernel_options
 
 AuxOutput = torch_flex.AuxOutput
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 
+@not_compiled
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -107,6 +109,7 @@ def _mask(block_mask: object, query: Tensor, key: Tensor) -> Callable[..., Any] 
     return mask_of(block_mask)
 
 
+@not_compiled
 def create_block_mask(
     mask_mod: Callable[..., Any],
     B: int | None,
@@ -133,6 +136,7 @@ def create_block_mask(
     return BlockMask(mask_mod, B or 1, H or 1, (Q_LEN, KV_LEN), (q_block, kv_block), device or "cpu")
 
 
+@not_compiled
 def create_mask(
     mod_fn: Callable[..., Any],
     B: int | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from attn_engine.runtime.choice import choose, gradients_of
 from attn_engine.runtime.decoding import Decoding, adapted, decoding, pack, packed_module, unpack
 from attn_engine.runtime.devices import Target, target_of
 from attn_engine.runtime.driver import Compiled, Request
-from attn_engine.runtime.eager import Kind, is_plain, kind_of
+from attn_engine.runtime.eager import Kind, is_plain, kind_of, not_compiled
 from attn_engine.runtime.eager import keep as keep_kind
 from attn_engine.runtime.env import named_backend
 from attn_engine.runtime.evaluator import check_definition
@@ -41,12 +41,6 @@ from attn_engine.runtime.tune import Tuner, seconds_of, tune_key
 
 UserFunction = Callable[..., Any]
 Inputs: TypeAlias = op.Call
-
-_NOT_COMPILED = cast(
-    Callable[[Callable[..., Any]], Callable[..., Any]],
-    torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call"),
-)
-"""`torch.compile` breaks its graph at what this decorates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +114,7 @@ class Attention(Inspection):
         results = own.rows(q, k, v, scale=scale, return_lse=return_lse, custom=custom)
         return (results[0], results[1]) if return_lse else results[0]
 
+    @not_compiled
     def _packed(self, q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None) -> Attention:
         """The same attention for packed sequences; it shares what is compiled."""
         check_qkv(q, k, k, is_reference(self.backend))
@@ -141,7 +136,7 @@ class Attention(Inspection):
         """Of what was built so far: which schedule was taken, and why those before it were not."""
         return [line for chosen in self._memory.chosen for line in chosen.lines()]
 
-    @_NOT_COMPILED
+    @not_compiled
     def rows(
         self,
         q: Tensor,
@@ -351,7 +346,7 @@ def compile(
     return Attention(definition, backend=backend, deterministic=deterministic)
 
 
-@_NOT_COMPILED
+@not_compiled
 def attention(
     q: Tensor,
     k: Tensor,

@@ -8,7 +8,8 @@ without the op, and what was decided for a call of its kind holds for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 Value = TypeVar("Value")
+Called = TypeVar("Called", bound=Callable[..., Any])
 Kind: TypeAlias = tuple[Hashable, ...]
 
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -97,3 +99,17 @@ def launch(plan: Callable[..., None], device: torch.device, arguments: tuple[Any
             plan(*arguments)
     else:
         plan(*arguments)
+
+
+_BREAK: Any = torch.compiler.disable(reason="attention reads the tensors that its functions capture at each call")
+
+
+def not_compiled(function: Called) -> Called:
+    """The function, around which `torch.compile` breaks its graph; where it is given the function itself, inside of it."""
+    inner = _BREAK(function)
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return inner(*arguments, **named)
+
+    return cast("Called", call)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -253,3 +255,23 @@ def test_masks_as_tensors():
     assert last.tolist() == [[TRIANGLE[32:].tolist()]]
     scores = create_mask(lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf), 1, 1, 40, 40)
     assert scores.tolist() == [[TRIANGLE.tolist()]]
+
+
+def padded(b, h, q_idx, kv_idx, lengths):
+    return (q_idx < lengths[b]) & (kv_idx < lengths[b])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_by_their_users(dynamic: bool):
+    """As models do it: torch.compile of the functions themselves, with a mask that is made anew in each call."""
+    attend, create = (
+        torch.compile(f, backend="eager", dynamic=dynamic) for f in (flex_attention, attn_engine.flex.create_block_mask)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for lengths in (torch.tensor([7, 40]), torch.tensor([40, 0])):
+            q, k, v = qkv()
+            mask_mod = partial(padded, lengths=lengths)
+            o = attend(q, k, v, block_mask=create(mask_mod, 2, None, 40, 40))
+            visible = create_mask(mask_mod, 2, 1, 40, 40)
+            torch.testing.assert_close(o.double(), dense(q, k, v, visible)[0], rtol=1e-5, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -160,6 +161,19 @@ def test_torch_compile_breaks_its_graph_around_attention():
             function(*inputs).sum().backward()
         for a, b in zip(eager, compiled, strict=True):
             torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_torch_compile_of_attention_itself():
+    """Packed sequences too, whose functions are made anew in each call; nothing of ours is compiled."""
+    counter = CompileCounter()
+    attend = torch.compile(attn_engine.attention, backend=counter)
+    kept = torch.compile(attn_engine.compile(mask_mod=causal), backend=counter)
+    for bounds in (None, torch.tensor([0, 3, 20])):
+        q, k, v = (x[:1].detach() for x in qkv())
+        expected = attn_engine.attention(q, k, v, mask_mod=causal, cu_seqlens_q=bounds)
+        assert torch.equal(attend(q, k, v, mask_mod=causal, cu_seqlens_q=bounds), expected)
+        assert torch.equal(kept(q, k, v, cu_seqlens_q=bounds), expected)
+    assert counter.frame_count == 0
 
 
 def test_fake_and_meta_tensors_run_nothing():
