@@ -153,15 +153,19 @@ def test_weights_follow_the_wait(halves: bool, before: range):
     assert not any(re.search(r"\b(LDS|STS|LDL|STL)\b", text) for text in loop)
 
 
-@pytest.mark.parametrize("d", [64, 128])
-def test_the_wait_stands_in_front_of_all_weights(d: int):
-    traced = build(CASES["causal"], dtype=torch.bfloat16, head_dim=d, head_dim_v=d, return_lse=True)
+TABLE = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("d", "table", "halves"), [(64, True, True), (64, False, False), (128, True, False)])
+def test_short_products_leave_time_for_halves_beside_a_table(d: int, table: bool, halves: bool):
+    definition = Definition(score_mod=library.bias(TABLE)) if table else CASES["causal"]
+    traced = build(definition, dtype=torch.bfloat16, head_dim=d, head_dim_v=d, return_lse=True)
     module = driver.to_attn(traced.module, ())
     convert = "convert-attn-to-tile{forward=128,128,8,2 tables=false}"
     driver.run_passes(module, (convert, *pipelines.TILE_CLEANUP, *PREPARE, *SCHEDULE))
     text = str(module)
-    assert "tile.split_columns" not in text
-    assert text.rindex("%pinned = tile.pin") < text.rindex("tile.wait 0, %pending") and "tile.pin" in text
+    assert ("tile.split_columns" in text) == halves
+    assert text.rindex("%pinned = tile.pin") < text.rindex("tile.wait 0, %pending")
 
 
 def test_maxima_of_eight_numbers_a_thread_come_in_trees():
