@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +33,17 @@ PROCESSORS: Callable[[torch.device], int] = lambda _: 132  # noqa: E731
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launches]:
+    _as_with_tilelang()
     with pretended(tmp_path_factory.mktemp("driver")) as found:
         yield found
+
+
+def _as_with_tilelang() -> None:
+    """What TileLang, where it is, has every process that imports it load: other tests in this one may have done so, or not."""
+    package = find_spec("tilelang")
+    if package is not None and package.origin is not None:
+        for stub in Path(package.origin).parent.glob("lib/libstub_cuda.so"):
+            ctypes.CDLL(str(stub), mode=ctypes.RTLD_GLOBAL)
 
 
 def plans(backend: str, definition: Definition | None = None) -> dict[str, Any]:

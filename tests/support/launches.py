@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,6 +96,9 @@ def pretended(folder: Path) -> Generator[Launches]:
     )
     fake = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    # TileLang, if this process has it, offers a driver's functions to all that is loaded, and stops where there is none.
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_DEEPBIND)
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime import driver
@@ -135,3 +139,4 @@ def pretended(folder: Path) -> Generator[Launches]:
         active._active = None
         nvidia.CudaLauncher = launcher
         del os.environ["TRITON_LIBCUDA_PATH"]
+        sys.setdlopenflags(flags)
