@@ -133,7 +133,7 @@ class AttentionOp(IRDLOperation, AttentionRegions):
     def verify_(self) -> None:
         _check_qkv(self.q, self.k, self.v)
         self.verify_mods()
-        check_block(self, "row", self.row.block, [f32, i64, i64, i64, i64], list(self.captures))
+        check_block("row", self.row.block, [f32, i64, i64, i64, i64], list(self.captures))
         check_yield("row", self.row.block, [f32] * (1 + len(self.outputs) + len(self.saved)))
 
 
@@ -203,7 +203,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
         earlier = 0
         for i, (init, step) in enumerate(zip(self.init, self.steps, strict=True)):
             states = len(init)
-            check_block(self, f"step {i}", step.block, [f32, *[i64] * 4, *[f32] * (states + earlier)], captures)
+            check_block(f"step {i}", step.block, [f32, *[i64] * 4, *[f32] * (states + earlier)], captures)
             last, final = step.block.last_op, i == len(self.steps) - 1
             if not isinstance(last, StepYieldOp) or len(last.states) != states:
                 raise VerifyException(f"step {i}: must end in attn.step_yield of {states} states")
@@ -211,7 +211,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
                 raise VerifyException(f"step {i}: the last step, and no other, yields a weight")
             earlier += states
         self._verify_combine(captures)
-        check_block(self, "epilogue", self.epilogue.block, [*[i64] * 3, *[f32] * earlier], captures)
+        check_block("epilogue", self.epilogue.block, [*[i64] * 3, *[f32] * earlier], captures)
         last = self.epilogue.block.last_op
         if not isinstance(last, EpilogueYieldOp):
             raise VerifyException("epilogue: region must end in attn.epilogue_yield")
@@ -224,7 +224,7 @@ class OnlineOp(IRDLOperation, AttentionRegions):
         earlier = 0
         for i, (init, region) in enumerate(zip(self.init, self.combine, strict=False)):
             states, final = len(init), i == len(self.steps) - 1
-            check_block(self, f"combine {i}", region.block, [*[i64] * 3, *[f32] * (2 * states + earlier)], captures)
+            check_block(f"combine {i}", region.block, [*[i64] * 3, *[f32] * (2 * states + earlier)], captures)
             last = region.block.last_op
             if not isinstance(last, CombineYieldOp) or len(last.states) != states:
                 raise VerifyException(f"combine {i}: must end in attn.combine_yield of {states} states")
@@ -319,22 +319,22 @@ class BackwardOp(IRDLOperation, AttentionRegions):
         for i, (init, step) in enumerate(zip(self.init, self.row_steps, strict=True)):
             states = len(init)
             leading = [f32, f32, *[i64] * 4, *[f32] * (inputs + states + earlier)]
-            check_block(self, f"row step {i}", step.block, leading, captures)
+            check_block(f"row step {i}", step.block, leading, captures)
             last = step.block.last_op
             if not isinstance(last, StepYieldOp) or len(last.states) != states or last.weight is not None:
                 raise VerifyException(f"row step {i}: must end in attn.step_yield of {states} states and nothing else")
             earlier += states
-        check_block(self, "rows", self.rows.block, [*[i64] * 3, *[f32] * (inputs + earlier)], captures)
+        check_block("rows", self.rows.block, [*[i64] * 3, *[f32] * (inputs + earlier)], captures)
         last = self.rows.block.last_op
         if not isinstance(last, YieldOp):
             raise VerifyException("rows: region must end in attn.yield")
         vectors = len(last.values)
-        check_block(self, "element", self.element.block, [f32, f32, *[i64] * 4, *[f32] * vectors], captures)
+        check_block("element", self.element.block, [f32, f32, *[i64] * 4, *[f32] * vectors], captures)
         check_yield("element", self.element.block, [f32, f32])
         for name in ("query_vjp", "key_vjp", "value_vjp"):
             region: Region | None = getattr(self, name)
             if region is not None:
-                check_block(self, name, region.block, [f32, f32, *[i64] * 4], captures)
+                check_block(name, region.block, [f32, f32, *[i64] * 4], captures)
                 check_yield(name, region.block, [f32])
 
 

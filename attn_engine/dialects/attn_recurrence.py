@@ -101,7 +101,7 @@ class RecurrenceOp(IRDLOperation):
         for name in MODS:
             region = getattr(self, name)
             if region is not None:
-                check_block(self, name, region.block, leading, list(self.captures))
+                check_block(name, region.block, leading, list(self.captures))
                 check_yield(name, region.block, [f32])
 
     def _verify_shapes(self) -> None:

@@ -30,16 +30,16 @@ class AttentionRegions:
         for name in ("query_mod", "key_mod", "value_mod", "score_mod"):
             region: Region | None = getattr(self, name)
             if region is not None and region.blocks:
-                check_block(self, name, region.block, [f32, *index], captures)  # type: ignore[arg-type]
+                check_block(name, region.block, [f32, *index], captures)
                 check_yield(name, region.block, [f32])
         mask: Region | None = getattr(self, "mask")  # noqa: B009
         if mask is not None and mask.blocks:
-            check_block(self, "mask", mask.block, index, captures)  # type: ignore[arg-type]
+            check_block("mask", mask.block, index, captures)
             check_yield("mask", mask.block, [i1])
         for name in ("blocks", "blocks_t"):
             region: Region | None = getattr(self, name)
             if region is not None and region.blocks:
-                check_block(self, name, region.block, [i64] * 6, captures)  # type: ignore[arg-type]
+                check_block(name, region.block, [i64] * 6, captures)
                 last = region.block.last_op
                 if not isinstance(last, YieldOp) or len(last.values) % 4 or any(v.type != i64 for v in last.values):
                     raise VerifyException(
@@ -57,10 +57,10 @@ class AttentionRegions:
             raise VerifyException(f"{', '.join(KIND_REGIONS)} come together or not at all")
         terms = 0
         for name, block in zip(KIND_REGIONS, blocks[:2], strict=False):
-            check_block(self, name, block, [i64] * 3, captures)  # type: ignore[arg-type]
+            check_block(name, block, [i64] * 3, captures)
             last = block.last_op
             if not isinstance(last, YieldOp) or any(v.type != i64 for v in last.values):
                 raise VerifyException(f"{name}: must yield i64 terms")
             terms += len(last.values)
-        check_block(self, "kinds", blocks[2], [i64] * (6 + 2 * terms), captures)  # type: ignore[arg-type]
+        check_block("kinds", blocks[2], [i64] * (6 + 2 * terms), captures)
         check_yield("kinds", blocks[2], [i1, i1])

@@ -239,9 +239,7 @@ class EpilogueYieldOp(IRDLOperation):
         super().__init__(operands=[scale, list(outputs), list(saved)])
 
 
-def check_block(
-    op: Operation, name: str, block: Block, leading: Sequence[Attribute], captures: Sequence[SSAValue]
-) -> None:
+def check_block(name: str, block: Block, leading: Sequence[Attribute], captures: Sequence[SSAValue]) -> None:
     """Block arguments are `leading` and then one argument per capture, of the same type."""
     expected = [*leading, *(c.type for c in captures)]
     actual = [a.type for a in block.args]

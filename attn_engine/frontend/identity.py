@@ -171,7 +171,7 @@ class _Walk:
                 inside = ((self.value(k, name), self.value(v, f"{name}_{k}")) for k, v in table.items())
                 return (type(table), *inside, *self.beside(table))
             case staticmethod() | classmethod():
-                return self.value(cast("object", value.__func__), name)  # type: ignore[reportUnknownMemberType]
+                return self.value(cast("object", value.__func__), name)
             case CustomIO():
                 return ("custom", tuple(value.shapes.items()))
             case _:

@@ -161,10 +161,10 @@ class Operators(TracedValue):
         return self._apply("where", condition, self, other)
 
     # Comparisons
-    def __eq__(self, other: object) -> Any:  # type: ignore[override]
+    def __eq__(self, other: object) -> Any:
         return self._apply("eq", self, other)
 
-    def __ne__(self, other: object) -> Any:  # type: ignore[override]
+    def __ne__(self, other: object) -> Any:
         return self._apply("ne", self, other)
 
     def __lt__(self, other: Operand) -> Any:

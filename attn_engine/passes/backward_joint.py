@@ -47,7 +47,7 @@ class Wanted:
 
 
 def _is_float(type_: Attribute) -> bool:
-    return isinstance(type_, TensorType) and isinstance(type_.element_type, AnyFloat)  # pyright: ignore[reportUnknownMemberType]
+    return isinstance(type_, TensorType) and isinstance(type_.element_type, AnyFloat)
 
 
 def simplified(op: Operation) -> Change:

@@ -48,7 +48,7 @@ def choose_saved(graph: Graph, targets: Iterable[SSAValue], outputs: Sequence[SS
         return []
     network, values = _network(graph, read, outputs)
     # Of several minimum cuts networkx gives the one next to the sink.
-    far: set[object] = nx.minimum_cut(network, SOURCE, SINK)[1][1]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    far: set[object] = nx.minimum_cut(network, SOURCE, SINK)[1][1]  # pyright: ignore[reportUnknownVariableType]
     saved = [value for value in values if (value, "in") not in far and (value, "out") in far]
     return sorted(saved, key=graph.order.__getitem__)
 

@@ -181,7 +181,7 @@ def _sized_by(value: SSAValue) -> tuple[SSAValue, ...]:
     if isinstance(op, tile.MapOp):
         end = op.body.block.last_op
         assert isinstance(end, tile.MapYieldOp)
-        return (end.values[op.outputs.index(value)],)  # type: ignore[arg-type]
+        return (end.values[op.outputs.index(value)],)
     return (op.lhs, op.rhs) if isinstance(op, arith.SelectOp | arith.MulfOp) else ()
 
 

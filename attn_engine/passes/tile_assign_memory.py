@@ -33,7 +33,7 @@ SMALLEST_ROWS = 16
 
 def _number(kernel: tile.KernelOp, name: str, default: int) -> int:
     value = kernel.attributes.get(name)
-    return value.value.data if isinstance(value, IntegerAttr) else default  # type: ignore[union-attr]
+    return value.value.data if isinstance(value, IntegerAttr) else default
 
 
 # --- values that are held nowhere --------------------------------------------------------------

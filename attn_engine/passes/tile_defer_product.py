@@ -125,7 +125,7 @@ def _initial(loop: scf.ForOp, place: int) -> SSAValue:
     """What a sum starts from, in front of the first of the loops through which it goes."""
     value = loop.iter_args[place]
     while isinstance(value.owner, scf.ForOp):
-        value = value.owner.iter_args[value.owner.results.index(value)]  # type: ignore[arg-type]
+        value = value.owner.iter_args[value.owner.results.index(value)]
     return value
 
 

@@ -134,7 +134,7 @@ class _Sums:
         """Slots of the ring with this number among the captures hold fragments."""
         ring = roles.captures[number].owner
         assert isinstance(ring, RingOp)
-        stages = ring.result.type.get_shape()[0]  # type: ignore[attr-defined]
+        stages = ring.result.type.get_shape()[0]
         wide = self.columns * ROWS // THREADS
         ring = Rewriter.replace_value_with_new_type(ring.result, BufferType([stages, THREADS, wide], f32))
         for region in roles.bodies:

@@ -38,7 +38,7 @@ def origin(value: SSAValue) -> SSAValue:
         elif isinstance(owner, tile.MapOp):
             end = owner.body.block.last_op
             assert isinstance(end, tile.MapYieldOp)
-            value = end.values[owner.outputs.index(value)]  # type: ignore[arg-type]
+            value = end.values[owner.outputs.index(value)]
         elif isinstance(owner, arith.ExtSIOp):
             value = owner.input
         else:

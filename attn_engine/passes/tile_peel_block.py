@@ -52,7 +52,7 @@ def _skip_first(scope: Before, loops: tuple[scf.ForOp, ...]) -> SSAValue:
         taken = some if taken is none else scope.add(arith.OrIOp(taken, some, i1), "taken").result
         loop.operands[0] = low
     if not none.uses:
-        Rewriter.erase_op(none.owner)  # type: ignore[arg-type]
+        Rewriter.erase_op(none.owner)
     start = scope.value(0)
     for some, at in reversed(found):
         start = scope.add(arith.SelectOp(some, at, start), "first").result

@@ -73,10 +73,10 @@ class _Sums:
         if isinstance(op, tile.ReduceOp):
             return op.kind.data is tile.Reduction.SUM and op.axis.value.data == 1 and tile.element_of(value) == f32
         if isinstance(op, tile.MapOp):
-            number = op.outputs.index(value)  # type: ignore[arg-type]
+            number = op.outputs.index(value)
             return _is_linear(_ends(op).values[number], self._linear(op, assumed, user)) is True
         if isinstance(op, scf.ForOp):
-            return self._is_state(op, op.results.index(value), assumed, user)  # type: ignore[arg-type]
+            return self._is_state(op, op.results.index(value), assumed, user)
         return is_zero(value)
 
     def _is_state(self, loop: scf.ForOp, number: int, assumed: frozenset[SSAValue], user: Place | None) -> bool:
@@ -104,9 +104,9 @@ class _Sums:
         if isinstance(op, arith.ConstantOp):
             return After(op).add(arith.ConstantOp(DenseIntOrFPElementsAttr.from_list(type_, [0.0]), type_)).result
         if isinstance(op, tile.MapOp):
-            return self._map(op, op.outputs.index(value), type_)  # type: ignore[arg-type]
+            return self._map(op, op.outputs.index(value), type_)
         assert isinstance(op, scf.ForOp)
-        return self._loop(op, op.results.index(value))  # type: ignore[arg-type]
+        return self._loop(op, op.results.index(value))
 
     def _map(self, op: tile.MapOp, number: int, type_: TensorType[builtin.Float32Type]) -> SSAValue:
         """The scalar formula of one vector, on parts of what it is linear in."""

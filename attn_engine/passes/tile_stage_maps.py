@@ -51,7 +51,7 @@ def _fuse(first: tile.MapOp, second: tile.MapOp) -> None:
             else:
                 end = first.body.block.last_op
                 assert isinstance(end, tile.MapYieldOp)
-                value = end.values[first.outputs.index(source[0])]  # type: ignore[arg-type]
+                value = end.values[first.outputs.index(source[0])]
                 mapping[argument] = mapping.get(value, value)
         for inner in op.body.block.ops:
             if op is second or not isinstance(inner, tile.MapYieldOp):

@@ -62,7 +62,7 @@ def start(op: tile.MapOp) -> bool:
     value: SSAValue = body.args[0]
     if isinstance(found.op, arith.SubfOp):
         value = arith.NegfOp(value).result
-        body.add_op(value.owner)  # type: ignore[arg-type]
+        body.add_op(value.owner)
     body.add_op(tile.MapYieldOp(value))
     load = found.vector.owner
     assert isinstance(load, tile.LoadOp)

@@ -44,7 +44,7 @@ class _Sum:
             return None
         end = inside.body.block.last_op
         assert isinstance(end, tile.MapYieldOp)
-        product, guard = end.values[inside.outputs.index(reduce.value)].owner, None  # type: ignore[arg-type]
+        product, guard = end.values[inside.outputs.index(reduce.value)].owner, None
         if isinstance(product, arith.SelectOp) and constant_of(product.rhs) == 0.0:
             product, guard = product.lhs.owner, product
         if not isinstance(product, arith.MulfOp):
@@ -86,7 +86,7 @@ class _Sum:
         op = self.inside
         end = op.body.block.last_op
         assert isinstance(end, tile.MapYieldOp)
-        gone = op.outputs.index(self.reduce.value)  # type: ignore[arg-type]
+        gone = op.outputs.index(self.reduce.value)
         kept = [n for n in range(len(op.outputs)) if n != gone]
         ends = [*(end.values[n] for n in kept), self.factor, multiple]
         sources, axes = list(op.inputs), tile.axes_of(op.axes)

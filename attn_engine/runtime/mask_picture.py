@@ -23,7 +23,7 @@ def coarse(states: Tensor, most: int = MOST_CELLS) -> Tensor:
     for axis in (0, 1):
         count = states.shape[axis]
         times = -(-count // most) if count else 1
-        parts: Sequence[Tensor] = torch.split(states, times, axis)  # pyright: ignore[reportUnknownMemberType]
+        parts: Sequence[Tensor] = torch.split(states, times, axis)
         merged = [_merged(part, axis) for part in parts if part.shape[axis]]
         states = torch.stack(merged, axis) if merged else states
     return states

@@ -153,7 +153,7 @@ class _Attended(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         d_q, d_k, d_v, d_captures, *_ = _gradients(ctx, list(grads))
         return None, None, d_q, d_k, d_v, *d_captures
 

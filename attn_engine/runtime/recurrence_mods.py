@@ -65,7 +65,7 @@ class _Recurrence(torch.autograd.Function):
         return results[0], results[1] if modified.final else q.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         modified: Modified = ctx.modified
         saved: list[Tensor | None] = list(ctx.saved_tensors)
         final = saved.pop() if modified.final else None
@@ -95,7 +95,7 @@ class _Once(torch.autograd.Function):
         return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
         raise SecondDerivativeError(recurrence_op.INSTEAD, recurrence_op.WHAT)
 
 

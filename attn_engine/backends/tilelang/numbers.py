@@ -14,15 +14,14 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from attn_engine.backends.tilelang import types
 from attn_engine.backends.tilelang.overlap import OVERLAP
 from attn_engine.backends.tilelang.printer import integer_attribute
+from attn_engine.backends.tilelang.vectors import Elementwise
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_buffer_map import BufferMapOp, BufferScatterAddOp, KeepOp
+from attn_engine.dialects.tile_buffer_map import BufferMapOp, KeepOp
 from attn_engine.dialects.tile_buffer_memory import buffer_type
 from attn_engine.dialects.tile_types import BufferType
 
 KERNEL_LIMIT, ROW_LIMIT, MAP_LIMIT = 2, 6, 32
 """How many operations the expression behind a name may have: outside of maps, in a map of vectors, in one of tiles."""
-
-Elementwise = BufferMapOp | BufferScatterAddOp
 
 
 def _copies_ahead(op: Operation) -> bool:

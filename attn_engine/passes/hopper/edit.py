@@ -135,12 +135,12 @@ class Signature:
 
     def passed(self, argument: SSAValue) -> SSAValue:
         """The plan's value for an argument of the kernel."""
-        return self.launch.arguments[self.kernel.body.block.args.index(argument)]  # type: ignore[arg-type]
+        return self.launch.arguments[self.kernel.body.block.args.index(argument)]
 
     def replace(self, argument: SSAValue, value: SSAValue) -> SSAValue:
         """An argument passed as another value of the plan, of another type."""
         block = self.kernel.body.block
-        place = block.args.index(argument)  # type: ignore[arg-type]
+        place = block.args.index(argument)
         arguments = list(self.launch.arguments)
         arguments[place] = value
         new = Rewriter.replace_value_with_new_type(argument, value.type)

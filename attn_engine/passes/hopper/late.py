@@ -114,7 +114,7 @@ class Inputs:
 
     @staticmethod
     def _is_tile(value: SSAValue) -> bool:
-        return value.type.name == "tensor"  # type: ignore[attr-defined]
+        return value.type.name == "tensor"
 
     def _internal(self, values: tuple[SSAValue, ...]) -> bool:
         return all(v.owner in half.start for v, half in zip(values, self.halves, strict=True))

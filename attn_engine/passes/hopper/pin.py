@@ -41,7 +41,7 @@ def round_alone(body: Block) -> None:
         return
     end = source.body.block.last_op
     assert isinstance(end, tile.MapYieldOp)
-    number = source.outputs.index(weights)  # type: ignore[arg-type]
+    number = source.outputs.index(weights)
     rounded = end.values[number].owner
     if not isinstance(rounded, arith.TruncFOp):
         return
@@ -65,7 +65,7 @@ def round_alone(body: Block) -> None:
 
 def _round(scope: After, wide: SSAValue, like: SSAValue) -> SSAValue:
     body = Block(arg_types=[f32])
-    narrow = arith.TruncFOp(body.args[0], tile.element_of(like))  # type: ignore[arg-type]
+    narrow = arith.TruncFOp(body.args[0], tile.element_of(like))
     body.add_ops([narrow, tile.MapYieldOp(narrow)])
     return scope.add(tile.MapOp([wide], [[0, 1]], [like.type], body), like.name_hint or "p").outputs[0]
 

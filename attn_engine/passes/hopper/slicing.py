@@ -46,7 +46,7 @@ class Slice:
             return
         self._op(owner)
         if isinstance(owner, scf.ForOp):
-            self._carry(owner, owner.results.index(value))  # type: ignore[arg-type]
+            self._carry(owner, owner.results.index(value))
 
     def _inside(self, op: Operation) -> bool:
         block = op.parent

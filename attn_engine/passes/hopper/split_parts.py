@@ -49,7 +49,7 @@ class SplitParts:
         owned = [op for op in resident if op not in over]
         if not owned:
             raise AsyncUnsupportedError("no product of its kernel starts from a block that the program owns")
-        rows = {tile.shape_of(op.result.type.value)[0] for op in owned}  # type: ignore[attr-defined]
+        rows = {tile.shape_of(op.result.type.value)[0] for op in owned}
         if len(rows) != 1:
             raise AsyncUnsupportedError("its products have different numbers of rows")
         self.rows = rows.pop() // self.parts

@@ -105,7 +105,7 @@ class SplitRows:
         """The descriptor's argument with blocks of one part."""
         described = self.signature.passed(argument).owner
         assert isinstance(described, DescribeOp)
-        *lead, _, columns = described.result.type.get_shape()  # type: ignore[attr-defined]
+        *lead, _, columns = described.result.type.get_shape()
         new = Before(self.signature.launch).add(DescribeOp(described.source, [*lead, self.rows, columns]), "copies")
         argument = self.signature.replace(argument, new.result)
         if not described.result.uses:
