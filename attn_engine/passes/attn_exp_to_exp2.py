@@ -18,6 +18,7 @@ from attn_engine.dialects import attn
 from attn_engine.ir.axes import AnyAttention, Axes, axes_of
 from attn_engine.passes.attn_simplify import simplify
 from attn_engine.passes.simplify_constants import constant, constant_of
+from attn_engine.passes.simplify_rule import predicate_of
 
 LOG2E = float(np.float32(1 / pymath.log(2)))
 LN2 = float(np.float32(pymath.log(2)))
@@ -40,6 +41,7 @@ class BaseTwo:
     factors: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue], init=False)
 
     def apply(self) -> None:
+        self._compare_exponents()
         exponentials = [op for op in self.block.ops if isinstance(op, math.ExpOp)]
         rows = (
             {row for op in exponentials if (row := self._subtracted_row(op)) is not None}
@@ -55,6 +57,16 @@ class BaseTwo:
                 self._replace(op, [log, ln2, arith.MulfOp(log.result, ln2)])
             elif isinstance(op, math.PowFOp) and constant_of(op.lhs) == 2:
                 self._replace(op, [math.Exp2Op(op.rhs)])
+
+    def _compare_exponents(self) -> None:
+        """Exponentials are to 1 as exponents are to 0: in base 2, exp(s - m) may be off 1 where s is m."""
+        for op in [op for op in self.block.ops if isinstance(op, arith.CmpfOp)]:
+            for exponential, number in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+                if isinstance(exponential.owner, math.ExpOp) and constant_of(number) == 1:
+                    exponent, zero = exponential.owner.operand, self._insert(op, constant(0.0, f32))
+                    lhs, rhs = (exponent, zero) if exponential is op.lhs else (zero, exponent)
+                    self._replace(op, [arith.CmpfOp(lhs, rhs, predicate_of(op))])
+                    break
 
     def _per_element(self, value: SSAValue) -> bool:
         return "kv" in self.axes.get(value, ())

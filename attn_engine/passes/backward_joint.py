@@ -124,6 +124,7 @@ def derive(joint: JointCode, wanted: Wanted, through: frozenset[str]) -> Backwar
     dx = sweep.run(forward, sources)
     p = sweep.writer.write([products[joint.weight]])
     _share_exponentials(graph, products, sweep.writer, forward)
+    sweep.attained.replace_comparisons()
     dead_rows = DeadRows(graph, products, extrema)
     return BackwardCode(graph, arguments, joint.outputs, p, dx, sweep.accumulations, dead_rows)
 

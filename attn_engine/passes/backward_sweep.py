@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 
-from xdsl.dialects import arith, math
+from xdsl.dialects import math
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
@@ -27,11 +27,11 @@ from attn_engine.ir.autodiff.partials import PARTIALS
 from attn_engine.ir.autodiff.products import Products
 from attn_engine.ir.autodiff.terms import ONE, Key, Term, Terms, addends, collect, power, product, vanishes
 from attn_engine.ir.autodiff.writer import Writer
+from attn_engine.passes.backward_attained import Attained
 from attn_engine.passes.logistic import logistic_of
 
 # More terms than this become one value: paths through the code can double at every operation.
 TERM_LIMIT = 12
-TIE = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Sweep:
         self.products = products
         self.writer = Writer(graph, products)
         self.arguments = arguments
+        self.attained = Attained(graph, arguments.indices[3])
         self.sums = RowSums(graph, products, self.writer, weight, arguments)
         self.accumulations: list[Accumulation] = []
         self.inverse: Callable[[attn.ChannelAtOp], SSAValue] | None = None
@@ -234,36 +235,16 @@ class Sweep:
             self._extremum(op, terms)
 
     def _extremum(self, op: attn.RowReduceOp, terms: Terms) -> None:
-        """One loop of the backward pass finds who attains the extremum; all other code compares keys, not scores.
-
-        A score that another kernel computes again may be rounded in another way.
-        """
-        graph, value = self.graph, op.value
-        if not graph.is_element(value):
+        value, kind = op.value, op.kind.data
+        if not self.graph.is_element(value):
             self.row[value] += terms
             return
-        best = graph.reduce(op.kind.data, value)
-        attained = graph.compare(value, best, "oeq")
-        position = graph.emit(arith.SIToFPOp(self.arguments.indices[3], f32))
-        first = graph.reduce_where(attn.ReduceKind.MIN, attained, position)
-        is_first = graph.compare(position, first, "oeq")
         if op.ties is not None and op.ties.data == attn.TieRule.FIRST:
-            share = Term(guards=frozenset({(is_first, True)}))
+            share = Term(guards=frozenset({(self.attained.first(kind, value), True)}))
         else:
-            last = graph.reduce_where(attn.ReduceKind.MAX, attained, position)
-            ties = graph.reduce_where(attn.ReduceKind.SUM, attained, graph.constant(1.0))
-            hit = graph.emit(arith.OrIOp(is_first, graph.compare(position, last, "oeq")))
-            hit = graph.emit(arith.OrIOp(hit, self._further_tie(value, best, ties)))
+            hit, ties = self.attained.any(kind, value), self.attained.ties(kind, value)
             share = Term(1.0, {ties: -1.0}, frozenset({(hit, True)}))
         self.element[value] += product(terms, [share])
-
-    def _further_tie(self, value: SSAValue, best: SSAValue, ties: SSAValue) -> SSAValue:
-        """Of three ties or more those in the middle are known by their value, up to how it may be rounded."""
-        graph = self.graph
-        distance = graph.emit(math.AbsFOp(graph.sub(value, best)))
-        size = graph.emit(math.AbsFOp(best))
-        near = graph.compare(distance, graph.mul(size, graph.constant(TIE)), "ole")
-        return graph.emit(arith.AndIOp(graph.compare(ties, graph.constant(2.5), "ogt"), near))
 
 
 def _both_ways(pair: list[tuple[float, SSAValue]]) -> list[list[tuple[float, SSAValue]]]:

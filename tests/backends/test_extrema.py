@@ -39,5 +39,23 @@ def test_gradients_of_who_attains_it(backend: str):
     check(of_captures, qkv(b=2, sq=37, skv=37), captures, backend, schedule=SMALL)
 
 
-def test_weights_of_who_attains_it():
-    check(of_heads, qkv(b=2, sq=60, d=24), {"factor": torch.tensor(0.3)}, "cpu")
+@pytest.mark.parametrize("backend", ["cpu", INTERPRETED])
+def test_weights_of_who_attains_it(backend: str):
+    """Blocks of different shapes add up the products of a score in different orders."""
+    check(of_heads, qkv(b=2, sq=60, d=24), {"factor": torch.tensor(0.3)}, backend)
+
+
+def largest_weight(s):
+    p = torch.softmax(s, -1)
+    return torch.where(p >= p.amax(), p, 0.0)
+
+
+def exponential_of_one(s):
+    e = torch.exp(s - s.amax())
+    return torch.where(e >= 1, s, 0.0)
+
+
+@pytest.mark.parametrize("row", [largest_weight, exponential_of_one], ids=lambda row: row.__name__)
+@pytest.mark.parametrize("backend", ["cpu", INTERPRETED])
+def test_weights_that_are_the_largest(row: Any, backend: str):
+    check(lambda: {"row": row, "mask_mod": library.causal}, qkv(sq=60, d=24), backend=backend)
