@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from attn_engine.dialects import attn
 from attn_engine.interpreters.autograd import extremum
 from attn_engine.interpreters.scalar import Handlers, element_of, oracle_dtypes, run_region
+from attn_engine.ir.dead_rows import tells_dead_rows
 
 AnyAttention = attn.AttentionOp | attn.OnlineOp | attn.BackwardOp
 
@@ -148,17 +149,18 @@ class RowReducer:
             case attn.ReduceKind.COUNT:
                 return self.visible.sum(-1, keepdim=True).to(self.real)
             case kind:
-                return self._extremum(args[0], kind == attn.ReduceKind.MAX, op.ties)
+                return self._extremum(args[0], kind == attn.ReduceKind.MAX, op)
 
     def _masked(self, value: Tensor, identity: float) -> Tensor:
         return torch.where(self.visible, value, torch.tensor(identity, dtype=value.dtype))
 
-    def _extremum(self, value: Tensor, largest: bool, ties: attn.TieRuleAttr | None) -> Tensor:
+    def _extremum(self, value: Tensor, largest: bool, op: attn.RowReduceOp) -> Tensor:
         identity = float("-inf") if largest else float("inf")
         masked = self._masked(value, identity)
         # One more element keeps a row of no keys at all from being an error; it comes last and wins nothing.
         sentinel = masked.new_full((*masked.shape[:-1], 1), identity)
-        split = ties is None or ties.data == attn.TieRule.SPLIT
+        split = op.ties is None or op.ties.data == attn.TieRule.SPLIT
         result = extremum(torch.cat([masked, sentinel], -1), largest, split)
-        self.dead = self.dead | (result == identity)
+        if tells_dead_rows(op):
+            self.dead = self.dead | (result == identity)
         return result

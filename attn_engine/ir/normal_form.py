@@ -28,6 +28,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects.attn import ReduceKind, RowReduceOp, YieldOp
 from attn_engine.ir.algebra import LN2, MAXIMUM, MINIMUM, Algebra, add, as_sum, constant, make_sum, scale, snap, sub
+from attn_engine.ir.dead_rows import tells_dead_rows
 from attn_engine.ir.expression import ONE, ZERO, Product, Sum
 from attn_engine.ir.value_range import value_range
 
@@ -178,10 +179,9 @@ def _in_live_rows(condition: Sum, chosen: Sum, other: Sum) -> Sum | None:
 
 def _reduction_kind(value: Sum) -> ReduceKind | None:
     operation = value.atom.operation if value.atom else None
-    if not isinstance(operation, RowReduceOp):
+    if not isinstance(operation, RowReduceOp) or not tells_dead_rows(operation):
         return None
-    kind = ReduceKind(operation.kind.data)
-    return kind if kind in (ReduceKind.MAX, ReduceKind.MIN) else None
+    return ReduceKind(operation.kind.data)
 
 
 def _is_infinite(value: Sum, negative: bool) -> bool:

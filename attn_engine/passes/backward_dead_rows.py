@@ -40,12 +40,16 @@ def element_code(graph: Graph, outputs: Iterable[SSAValue]) -> tuple[list[SSAVal
 
 
 class DeadRows:
-    """Finds, for given element code, what each row vector has to be in a dead row."""
+    """Finds, for given element code, what each row vector has to be in a dead row.
 
-    def __init__(self, graph: Graph, products: Products, extrema: Sequence[attn.RowReduceOp]):
+    `extrema` tell that a row is dead, `alone` if there are no others.
+    """
+
+    def __init__(self, graph: Graph, products: Products, extrema: Sequence[attn.RowReduceOp], alone: bool):
         self.graph = graph
         self.products = products
         self.extrema = extrema
+        self.alone = alone
         self.scores = {op.value for op in extrema}
 
     def fills(self, outputs: Sequence[SSAValue]) -> dict[SSAValue, float] | None:

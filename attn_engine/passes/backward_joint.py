@@ -17,6 +17,8 @@ from attn_engine.ir.autodiff.signs import Signs
 from attn_engine.ir.autodiff.terms import ONE
 from attn_engine.ir.autodiff.writer import Writer
 from attn_engine.ir.axes import axes_of
+from attn_engine.ir.dead_rows import tells_dead_rows
+from attn_engine.passes.backward_attained import EXTREMA
 from attn_engine.passes.backward_dead_rows import DeadRows
 from attn_engine.passes.backward_regions import BackwardCode
 from attn_engine.passes.backward_sweep import Arguments, Sweep
@@ -110,11 +112,10 @@ def _arguments(graph: Graph, op: attn.AttentionOp) -> Arguments:
 def derive(joint: JointCode, wanted: Wanted, through: frozenset[str]) -> BackwardCode:
     """Backward code for the row function and score_mod; `through` are operands whose modified elements need gradients."""
     graph, arguments = joint.graph, joint.arguments
-    extrema = [
-        op
-        for op in graph.block.ops
-        if isinstance(op, attn.RowReduceOp) and op.kind.data in (attn.ReduceKind.MAX, attn.ReduceKind.MIN)
-    ]
+    reductions = [op for op in graph.block.ops if isinstance(op, attn.RowReduceOp)]
+    extrema = [op for op in reductions if op.kind.data in EXTREMA]
+    written = [joint.origin.get(op.result, op.result).owner for op in extrema]
+    telling = [op for op, old in zip(extrema, written, strict=True) if tells_dead_rows(old)]
     forward = list(graph.block.ops)
     products = Products(graph, joint.signs, joint.weight)
     sweep = Sweep(graph, products, joint.weight, joint.outputs, arguments)
@@ -125,7 +126,7 @@ def derive(joint: JointCode, wanted: Wanted, through: frozenset[str]) -> Backwar
     p = sweep.writer.write([products[joint.weight]])
     _share_exponentials(graph, products, sweep.writer, forward)
     sweep.attained.replace_comparisons()
-    dead_rows = DeadRows(graph, products, extrema)
+    dead_rows = DeadRows(graph, products, telling, len(telling) == len(extrema))
     return BackwardCode(graph, arguments, joint.outputs, p, dx, sweep.accumulations, dead_rows)
 
 

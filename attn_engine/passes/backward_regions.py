@@ -48,9 +48,9 @@ class BackwardCode:
         self.saved = choose_saved(graph, self._targets(), self.outputs)
         per_row = [a for a in self.accumulations if a.per_row]
         stop = bool(self.dead_rows.extrema)
-        if (stop or per_row) and not self.saved:
+        if (stop or per_row) and not (self.saved and self.dead_rows.alone):
             self.marker = graph.argument(f32, Needs.FORWARD, "alive")
-            self.saved = [self.marker]
+            self.saved = [*self.saved, self.marker]
         dead = self._dead() if stop or per_row else None
         fills = self._stop_elements(dead) if stop and dead is not None else {}
         self.vectors, _ = element_code(graph, self._elements())

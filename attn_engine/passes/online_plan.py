@@ -19,6 +19,7 @@ from attn_engine.dialects.attn import ReduceKind, RowReduceOp
 from attn_engine.errors import RowValueError
 from attn_engine.ir.algebra import Algebra, add, make_sum, scale
 from attn_engine.ir.autodiff.graph import IDENTITY
+from attn_engine.ir.dead_rows import tells_dead_rows
 from attn_engine.ir.expression import GROUP, ONE, Atom, Key, Sum, show, show_atom
 from attn_engine.ir.normal_form import NormalForms
 from attn_engine.ir.separation import Refusal, Separation, describe, separate, separate_extremum
@@ -35,10 +36,7 @@ class State:
     kind: ReduceKind
     level: int
     separation: Separation
-
-    @property
-    def detects_dead_rows(self) -> bool:
-        return self.kind in (ReduceKind.MAX, ReduceKind.MIN)
+    detects_dead_rows: bool
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ class _Planner:
         number = value.atom.number
         if number not in self._levels:
             self._levels[number] = level
-            self.plan.states.append(State(value.atom, kind, level, separation))
+            self.plan.states.append(State(value.atom, kind, level, separation, tells_dead_rows(op)))
         return value
 
     def _inputs(self, separation: Separation) -> frozenset[int]:

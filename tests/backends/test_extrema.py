@@ -59,3 +59,49 @@ def exponential_of_one(s):
 @pytest.mark.parametrize("backend", ["cpu", INTERPRETED])
 def test_weights_that_are_the_largest(row: Any, backend: str):
     check(lambda: {"row": row, "mask_mod": library.causal}, qkv(sq=60, d=24), backend=backend)
+
+
+def two_largest(s):
+    """The weights of the two largest scores; a row of one has no second."""
+    m = s.amax()
+    second = torch.where(s < m, s, float("-inf")).amax()
+    e = torch.where(s >= second, torch.exp(s - m), 0.0)
+    return e / e.sum()
+
+
+def first_keys(s, b, h, q, kv):
+    """Scores that are at least the largest of the keys 9 to 20, if there are any."""
+    return torch.where(s >= torch.where((kv > 8) & (kv < 21), s, float("-inf")).amax(), 1.0, 0.25)
+
+
+def twice_without_late_keys(s, b, h, q, kv):
+    late = torch.where(kv > 20, s, float("-inf")).amax()
+    m = torch.maximum(torch.where(kv > 20, float("-inf"), s).amax(), late)
+    return torch.where(late == float("-inf"), 2.0, 1.0) * torch.exp(s - m)
+
+
+def smallest_above(s):
+    return torch.where(s >= torch.where(s > 1, s, float("inf")).amin(), s, 0.25)
+
+
+@pytest.mark.parametrize(
+    "row", [two_largest, first_keys, twice_without_late_keys, smallest_above], ids=lambda row: row.__name__
+)
+@pytest.mark.parametrize("backend", ["cpu", INTERPRETED, "reference"])
+def test_an_extremum_of_no_score_in_a_row_that_has_some(row: Any, backend: str):
+    """The infinity that it is then says nothing of the row."""
+    check(lambda: {"row": row, "mask_mod": library.causal}, qkv(sq=30, d=24), backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["cpu", INTERPRETED, "reference"])
+def test_a_softmax_of_none_of_its_scores(backend: str):
+    """A row that hides all of its scores from its softmax is 0."""
+
+    def row(s: Any) -> Any:
+        return torch.softmax(torch.where(s > 1, s, float("-inf")), -1)
+
+    def right(s: Tensor) -> Tensor:
+        return torch.softmax(torch.where(s > 1, s, float("-inf")), -1) if (s > 1).any() else torch.zeros_like(s)
+
+    tensors = qkv(sq=30, d=24)
+    check(lambda: {"row": row}, tensors, backend=backend, reference=lambda: {"row": right})

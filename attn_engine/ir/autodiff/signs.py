@@ -11,6 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.exponents import Exponents
 from attn_engine.ir.autodiff.graph import Graph
+from attn_engine.ir.dead_rows import tells_dead_rows
 from attn_engine.ir.walks import bottom_up, operands_of
 
 INF = float("inf")
@@ -99,7 +100,8 @@ class Signs:
         predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
         if predicate not in ("oeq", "ole", "ogt", "one", "une", "oge", "olt", "ueq"):
             return None
-        reduced = op.lhs.owner if isinstance(op.lhs.owner, attn.RowReduceOp) else None
+        owner = op.lhs.owner
+        reduced = owner if isinstance(owner, attn.RowReduceOp) and tells_dead_rows(owner) else None
         above = number <= 0 and self.above_zero(op.lhs)
         above |= reduced is not None and reduced.kind.data == attn.ReduceKind.MAX and number == -INF
         if above:
