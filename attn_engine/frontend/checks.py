@@ -66,6 +66,8 @@ def check_tensor(name: str, tensor: object) -> None:
     dimensions: tuple[str | None, ...] = getattr(tensor, "names", ())
     if any(dimension is not None for dimension in dimensions):
         raise NamedTensorError(f"{name} has named dimensions {dimensions}: pass {name}.rename(None)")
+    if tensor.is_nested:
+        raise NotATensorError(f"{name} is a nested tensor: pass its rows one behind the other, and their offsets")
     if tensor.is_sparse or tensor.is_quantized or tensor.layout != torch.strided:
         raise NotATensorError(f"{name} has layout {tensor.layout}, not torch.strided: pass {name}.to_dense()")
 

@@ -103,7 +103,7 @@ class Attention(Inspection):
         With `cu_seqlens_q` (and `cu_seqlens_k`, if keys are packed in another way), int32 or int64 offsets [N + 1] on
         the device of q, the N sequences of a batch of 1 stand one behind the other on the axis of positions: queries
         see keys of their own sequence, and to every function b is the number of the sequence and positions count
-        from its start. Tokens past the last offset give 0 and get gradients 0.
+        from its start. Tokens past the last offset give 0 and get gradients 0; what stands there must be finite.
 
         Raises:
             AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).

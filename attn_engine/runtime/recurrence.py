@@ -94,6 +94,7 @@ def recurrence_step(
 
     For decoding: no gradients. The other arguments are those of `recurrence`.
     """
+    check_tensor("state", state)
     if state.dtype != torch.float32:
         raise DtypeError(f"state is {state.dtype}: it is updated in place, keep it in float32")
     with torch.no_grad():

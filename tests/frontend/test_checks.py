@@ -49,6 +49,11 @@ def test_wrong_tensors(arguments, error, text):
     assert type(caught.value) is error
 
 
+def test_nested_tensors():
+    with pytest.raises(errors.NotATensorError, match=r"k is a nested tensor.*offsets"):
+        checks.check_qkv(GOOD, torch.nested.nested_tensor(list(GOOD)), GOOD)
+
+
 class Named(torch.Tensor):
     names = ("b", "h", "s", "d")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attn_engine
-from attn_engine.errors import StateShapeError
+from attn_engine.errors import NotATensorError, StateShapeError
 from attn_engine.frontend.recurrence import Kind
 from attn_engine.runtime.devices import Target
 from attn_engine.runtime.recurrence_compile import Request, Schedule, default_schedule, source_of
@@ -88,6 +88,13 @@ def test_packed_steps(kind):
         assert_near("o", o[:, part], right_o)
         assert_near("final", final[n : n + 1], right_final)
     assert (o[:, 17:] == 0).all()
+
+
+def test_a_state_is_needed():
+    x = given("token", tokens=1)
+    x.pop("initial_state")
+    with pytest.raises(NotATensorError, match="state is a NoneType"):
+        attn_engine.recurrence_step(**x, state=None)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
