@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from attn_engine.dialects import attn
 from attn_engine.errors import LseError, ReturnValueError
 from attn_engine.frontend.custom_io import CustomInputs, check_custom
 from attn_engine.frontend.definition import Definition, UserFunction
+from attn_engine.frontend.derived import Position, Recipe, Recipes, repeat
 from attn_engine.frontend.identity import reachable_tensors
 from attn_engine.frontend.online_func import FOLDING_FUNCTIONS, OnlineFunc, trace_online_func
 from attn_engine.frontend.reductions import ROW_FUNCTIONS, SCALAR_FUNCTIONS
@@ -38,8 +40,7 @@ ELEMENT: Arguments = (("x", f32), ("b", i64), ("h", i64), ("pos", i64), ("channe
 class Traced:
     """A traced definition: the module, and the tensors it reads in the order of its operands.
 
-    `positions` say for each capture where `rebind` finds it: a number is its place among the tensors
-    that the definition reaches, a name is a custom input, None is nowhere.
+    `positions` say for each capture where `rebind` finds it; `recipes` compute those that functions compute themselves.
     """
 
     module: ModuleOp
@@ -47,7 +48,8 @@ class Traced:
     capture_names: list[str]
     has_lse: bool
     final_rowscales: tuple[str, ...]
-    positions: tuple[int | str | None, ...]
+    positions: tuple[Position, ...]
+    recipes: tuple[Recipe, ...]
     reads_values: bool
     fixed_sizes: dict[tuple[int, int], int]
     """By (capture, axis) the sizes that the trace holds for."""
@@ -80,14 +82,16 @@ def build(
     channels = {"query_mod": head_dim, "key_mod": head_dim, "value_mod": head_dim_v}
     regions, final = _trace_all(definition, tracer, custom, rows, channels)
     used = _drop_unread_captures(tracer, regions)
-    originals = [tracer.captures[i].original for i in used]
+    recipes = Recipes(tracer.steps, partial(_reached, tensors=tensors if complete else [], custom=custom))
+    positions = tuple(recipes.position(tracer.captures[i].original) for i in used)
     return Traced(
         module=_module([tracer.captures[i] for i in used], regions, ELEMENT_TYPES[dtype], head_dim, head_dim_v, rows),
         captures=[tracer.captures[i].tensor for i in used],
         capture_names=[tracer.captures[i].name for i in used],
         has_lse=return_lse,
         final_rowscales=final,
-        positions=tuple(_position(t, tensors if complete else [], custom) for t in originals),
+        positions=positions,
+        recipes=tuple(recipes.made),
         reads_values=tracer.reads_values,
         fixed_sizes={(used.index(i), axis): size for (i, axis), size in tracer.fixed_sizes.items() if i in used},
     )
@@ -107,18 +111,21 @@ def rebind(
     """
     if traced.reads_values or None in traced.positions:
         return None
-    needs_walk = reached is None and any(isinstance(position, int) for position in traced.positions)
+    needs_walk = reached is None and (traced.recipes or any(isinstance(position, int) for position in traced.positions))
     tensors = reachable_tensors(definition)[0] if needs_walk else reached or ()
+
+    def located(position: int | str) -> torch.Tensor | None:
+        if isinstance(position, str):
+            return (custom or {}).get(position)
+        return tensors[position] if position < len(tensors) else None
+
+    at = repeat(traced.recipes, located)
     found: list[torch.Tensor] = []
     for position in traced.positions:
-        if isinstance(position, str):
-            if custom is None or position not in custom:
-                return None
-            found.append(as_operand(custom[position], exact))
-        elif position is None or position >= len(tensors):
+        tensor = at(position)
+        if tensor is None:
             return None
-        else:
-            found.append(as_operand(tensors[position], exact))
+        found.append(as_operand(tensor, exact))
     fits = all(found[n].shape[axis] == size for (n, axis), size in traced.fixed_sizes.items())
     return found if fits else None
 
@@ -133,7 +140,7 @@ def _made_distinct(custom: Mapping[str, torch.Tensor], others: Sequence[torch.Te
     return distinct
 
 
-def _position(
+def _reached(
     tensor: torch.Tensor, tensors: Sequence[torch.Tensor], custom: Mapping[str, torch.Tensor]
 ) -> int | str | None:
     for name, given in custom.items():

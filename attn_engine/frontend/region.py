@@ -210,19 +210,21 @@ class RegionTrace:
 
     def load(self, tensor: torch.Tensor, indices: Sequence[object]) -> Any:
         """One element of a captured tensor, or a part of it where indices are missing."""
+        with untraced():
+            rank = tensor.ndim
         while indices and _is_everything(indices[-1]):
             indices = indices[:-1]
-        if indices and isinstance(indices[-1], slice) and len(indices) == tensor.ndim:
+        if indices and isinstance(indices[-1], slice) and len(indices) == rank:
             return Part(self, tensor, tuple(self.index(tensor, i) for i in indices[:-1]))[indices[-1]]
         symbols = [self.index(tensor, index) for index in indices]
-        if len(symbols) < tensor.ndim:
+        if len(symbols) < rank:
             return Part(self, tensor, tuple(symbols))
-        if len(symbols) > tensor.ndim:
+        if len(symbols) > rank:
             name = self.tracer.name_of(tensor)
-            fitting = ", ".join(symbol.spelled() for symbol in symbols[: tensor.ndim])
+            fitting = ", ".join(symbol.spelled() for symbol in symbols[:rank])
             refuse(
                 CaptureIndexError,
-                f"tensor '{name}' has {tensor.ndim} dimensions and is indexed in {len(symbols)} of them",
+                f"tensor '{name}' has {rank} dimensions and is indexed in {len(symbols)} of them",
                 f"give one index for each: {name}[{fitting}]",
             )
         position = self.tracer.capture(tensor)

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, bf16, f16, f32, i1,
 from xdsl.ir import Attribute
 
 from attn_engine.errors import CaptureTypeError, InPlaceWriteError, SignatureError
+from attn_engine.frontend.derived import Steps
 from attn_engine.frontend.region import RegionTrace
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import TracedValue
@@ -81,6 +82,8 @@ class Tracer:
     reads_values: bool = False
     fixed_sizes: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By (capture, axis) the sizes that vectors were unrolled to."""
+    steps: Steps = field(default_factory=Steps)
+    """What was computed of whole tensors."""
     _numbers: dict[int, tuple[torch.Tensor, bool | int | float]] = field(
         default_factory=dict[int, tuple[torch.Tensor, bool | int | float]]
     )
@@ -152,13 +155,16 @@ class Tracer:
     ) -> None:
         """Remember numbers turned into tensors, and that values or sizes of a tensor were read."""
         name = _name_of(function)
+        if isinstance(result, torch.Tensor) or _is_tensors(result):
+            results = (result,) if isinstance(result, torch.Tensor) else tuple(cast("Sequence[torch.Tensor]", result))
+            self.steps.note(function, name, args, kwargs, results)
         if isinstance(result, torch.Tensor):
             arguments = [*args, *kwargs.values()]
             if name in _FACTORIES and result.numel() == 1 and not result.requires_grad and not _tensors_in(arguments):
                 self._numbers[id(result)] = (result, result.item())
             if name == "getitem" and isinstance(args[0], torch.Tensor):
                 self._note_element(result, args[0], args[1])
-        elif name not in _STATIC_FACTS and not _is_tensors(result):
+        elif not _is_tensors(result) and (name not in _STATIC_FACTS or self.steps.gave(args[0])):
             self.reads_values = True
 
     def _note_element(self, result: torch.Tensor, base: torch.Tensor, index: object) -> None:

@@ -113,6 +113,8 @@ class Part(Vector):
     def __init__(self, region: RegionTrace, tensor: torch.Tensor, indices: tuple[object, ...]):
         self.region, self._where = region, user_line()
         self.tensor, self.indices = tensor, indices
+        with untraced():
+            self.is_row = tensor.ndim == len(indices) + 1
         self._read: list[Symbol] | None = None
 
     @property
@@ -132,7 +134,7 @@ class Part(Vector):
 
     def elements(self) -> list[Any]:
         if self._read is None:
-            if self.tensor.ndim != len(self.indices) + 1:
+            if not self.is_row:
                 self.refuse_whole()
             (size,) = self.shape
             if size > LONGEST:
@@ -146,14 +148,14 @@ class Part(Vector):
         return self._read
 
     def __iter__(self) -> Iterator[Any]:
-        if self.tensor.ndim == len(self.indices) + 1:
+        if self.is_row:
             return iter(self.elements())
         return iter([self[i] for i in range(self.shape[0])])
 
     def __getitem__(self, index: Any) -> Any:
         indices = cast("tuple[object, ...]", index if isinstance(index, tuple) else (index,))
         bounds: Any = indices[0] if len(indices) == 1 else None
-        if isinstance(bounds, slice) and bounds != slice(None) and self.tensor.ndim == len(self.indices) + 1:
+        if isinstance(bounds, slice) and bounds != slice(None) and self.is_row:
             return Vector(self.region, self.elements()[bounds])
         return self.region.load(self.tensor, (*self.indices, *indices))
 
