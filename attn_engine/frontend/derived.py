@@ -78,7 +78,7 @@ class Steps:
         results: tuple[torch.Tensor, ...],
     ) -> None:
         """A call with these arguments gave these tensors."""
-        writes = name == "setitem" or name.endswith("_") or "out" in kwargs
+        writes = name.endswith("_") or "out" in kwargs
         if writes or name.startswith(_UNWRITTEN) or _ambient() != self.ambient:
             self.repeatable = False
         given = (*args, *kwargs.values())
