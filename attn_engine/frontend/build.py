@@ -75,9 +75,8 @@ def build(
     check_custom(definition.custom_io, custom)
     tensors, names, complete = reachable_tensors(definition)
     custom = _made_distinct(custom, tensors)
-    known = {id(t): n for t, n in zip(reversed(tensors), reversed(names), strict=True)}
-    names_of = known | {id(t): name for name, t in custom.items()}
-    tracer = Tracer(names_of, device=device or torch.device("cpu"), exact=exact)
+    known = [*((t, name) for name, t in custom.items()), *zip(tensors, names, strict=True)]
+    tracer = Tracer(known, device=device or torch.device("cpu"), exact=exact)
     rows = tuple(name for name, wanted in (("lse", return_lse), ("max_scores", return_max)) if wanted)
     channels = {"query_mod": head_dim, "key_mod": head_dim, "value_mod": head_dim_v}
     regions, final = _trace_all(definition, tracer, custom, rows, channels)
@@ -185,7 +184,7 @@ def _trace_score(
         inputs = [CustomInputs(region, definition.custom_io, custom)] if arity == 6 else []
         region.finish(_number(region, function, function(score, *inputs, *indices)).value)
 
-    return tracer.run("score_mod", SCORE, SCALAR_FUNCTIONS, call)
+    return tracer.run("score_mod", SCORE, SCALAR_FUNCTIONS, call, function)
 
 
 def _trace_mask(
@@ -205,7 +204,7 @@ def _trace_mask(
             )
         region.finish(result.value)
 
-    return tracer.run("mask_mod", INDICES, SCALAR_FUNCTIONS, call)
+    return tracer.run("mask_mod", INDICES, SCALAR_FUNCTIONS, call, function)
 
 
 def _trace_row(
@@ -226,7 +225,8 @@ def _trace_row(
         region.finish(p, *(_lse(region, s, p) if name == "lse" else _largest(region, s).value for name in rows))
 
     table = FOLDING_FUNCTIONS if isinstance(function, OnlineFunc) else ROW_FUNCTIONS
-    return tracer.run("row", ROW, table, call), tuple(final)
+    written = function.online_fwd if isinstance(function, OnlineFunc) else function
+    return tracer.run("row", ROW, table, call, written), tuple(final)
 
 
 def _row_weight(region: RegionTrace, function: UserFunction) -> Symbol:
@@ -274,7 +274,7 @@ def _trace_element(name: str, function: UserFunction, tracer: Tracer, channels: 
             region.levels[argument] = Level.ELEMENT
         region.finish(_number(region, function, function(*region.arguments[:arity])).value)
 
-    return tracer.run(name, ELEMENT, ROW_FUNCTIONS, call)
+    return tracer.run(name, ELEMENT, ROW_FUNCTIONS, call, function)
 
 
 def _returned(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:

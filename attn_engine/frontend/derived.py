@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
+from attn_engine.frontend.writes import is_write, version
+
 _UNWRITTEN = ("empty", "new_empty")
 """How functions begin whose results somebody has to write into, perhaps where torch does not see it."""
 _PLAIN = (
@@ -51,7 +53,9 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
+class Step:
+    """A call that gave tensors, and how often these had been written into then."""
+
     function: Callable[..., object]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -66,7 +70,7 @@ class Steps:
     ambient: tuple[object, ...] = field(default_factory=lambda: _ambient())
     repeatable: bool = True
     """Whether the same calls would give the same once more."""
-    taken: list[_Step] = field(default_factory=list[_Step])
+    taken: list[Step] = field(default_factory=list[Step])
     _sources: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def note(
@@ -78,14 +82,13 @@ class Steps:
         results: tuple[torch.Tensor, ...],
     ) -> None:
         """A call with these arguments gave these tensors."""
-        writes = name.endswith("_") or "out" in kwargs
-        if writes or name.startswith(_UNWRITTEN) or _ambient() != self.ambient:
+        if is_write(name, kwargs) or name.startswith(_UNWRITTEN) or _ambient() != self.ambient:
             self.repeatable = False
         given = (*args, *kwargs.values())
         if not all(map(_is_plain, given)):
             self.repeatable = False
         copied, named = _mapped((tuple(args), dict(kwargs)), lambda tensor: tensor)  # lists may change later
-        step = _Step(function, copied, named, results, tuple(map(_version, results)))
+        step = Step(function, copied, named, results, tuple(map(version, results)))
         for n, result in enumerate(results):
             self._sources.setdefault(id(result), (len(self.taken), n))
         self.taken.append(step)
@@ -100,7 +103,7 @@ class Steps:
         if found is None or not self.repeatable:
             return None
         step = self.taken[found[0]]
-        return found if tuple(map(_version, step.results)) == step.versions else None
+        return found if tuple(map(version, step.results)) == step.versions else None
 
 
 @dataclass(eq=False)
@@ -125,7 +128,7 @@ class Recipes:
             self._of_step[step] = self._made(self.steps.taken[step])
         return self._of_step[step]
 
-    def _made(self, step: _Step) -> int | None:
+    def _made(self, step: Step) -> int | None:
         lost: list[torch.Tensor] = []
 
         def place(tensor: torch.Tensor) -> object:
@@ -181,11 +184,6 @@ def _ambient() -> tuple[object, ...]:
         torch.get_default_dtype(),
         *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")),
     )
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Counts writes into a tensor; those of inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_plain(value: object) -> bool:

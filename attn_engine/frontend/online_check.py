@@ -122,7 +122,7 @@ class _Probe:
                 region.levels[argument] = Level.ELEMENT if n < len(elements) or n == len(elements) + 3 else Level.ROW
             region.finish(*(region.as_f32(v).value for v in call(region)))
 
-        block = tracer.run(name, leading, ONLINE_FUNCTIONS, traced).block
+        block = tracer.run(name, leading, ONLINE_FUNCTIONS, traced, getattr(self.online, name)).block
         return _Region(block, [c.tensor for c in tracer.captures])
 
     def _step(self, region: RegionTrace) -> Sequence[object]:
@@ -210,14 +210,14 @@ class _Probe:
         """Parts of the keys as one row each; in combine a reduction is over the parts."""
         whole, _, _ = self._fold(_slices(BLOCKS[0]), self.scores)
         parts = [self._fold([keys], self.scores) for keys in _slices(PARTS)]
-        tracer = Tracer()
+        tracer, given = Tracer(), cast("Any", self.online).combine
 
         def traced(region: RegionTrace) -> None:
             region.levels.update(dict.fromkeys(region.block.args, Level.ELEMENT))
-            result = cast("Any", self.online).combine(self._finals(region.arguments))
+            result = given(self._finals(region.arguments))
             region.finish(region.as_f32(result).value)
 
-        block = tracer.run("combine", [(n, f32) for n in self.finals], ONLINE_FUNCTIONS, traced).block
+        block = tracer.run("combine", [(n, f32) for n in self.finals], ONLINE_FUNCTIONS, traced, given).block
         rows = [torch.cat([finals[name] for _, finals, _ in parts], dim=1) for name in self.finals]
         shape = (len(self.names), len(parts))
         (factors,) = self.run(block, [*rows, *(c.tensor for c in tracer.captures)], shape)

@@ -55,7 +55,7 @@ def trace_mods(
     `inputs` have four dimensions; `fixed` says which of them hold one number for all.
     """
     tracer = Tracer(
-        {id(tensor): name for name, tensor in inputs.items()},
+        [(tensor, name) for name, tensor in inputs.items()],
         next(iter(inputs.values())).device if inputs else torch.device("cpu"),
     )
     try:
@@ -85,4 +85,4 @@ def _traced(
         result = region.symbol(mod(region.arguments[0], *given))
         region.finish(region.as_f32(result).value)
 
-    return tracer.run(f"{name}_mod", ELEMENT, SCALAR_FUNCTIONS, call)
+    return tracer.run(f"{name}_mod", ELEMENT, SCALAR_FUNCTIONS, call, mod)

@@ -19,6 +19,7 @@ from attn_engine.frontend.derived import Steps
 from attn_engine.frontend.region import RegionTrace
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import TracedValue
+from attn_engine.frontend.writes import Writes, memory, tensors_in, version
 
 ELEMENT_TYPES: dict[torch.dtype, Attribute] = {
     torch.float32: f32,
@@ -69,12 +70,12 @@ def as_operand(tensor: torch.Tensor, exact: bool = False) -> torch.Tensor:
 class Tracer:
     """One trace of a whole definition.
 
-    `known_names` maps the id of each tensor that the definition can reach to the name it is found
-    under. `reads_values` tells that the functions looked at a tensor's values or sizes,
+    `known` are the tensors that the definition can reach, each with a name that it is found under; the first one counts.
+    `reads_values` tells that the functions looked at a tensor's values or sizes,
     so that the trace holds for these very tensors only.
     """
 
-    known_names: Mapping[int, str] = field(default_factory=dict[int, str])
+    known: Sequence[tuple[torch.Tensor, str]] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     exact: bool = False
     """Captures of float64 stay so; to functions they are f32."""
@@ -84,13 +85,17 @@ class Tracer:
     """By (capture, axis) the sizes that vectors were unrolled to."""
     steps: Steps = field(default_factory=Steps)
     """What was computed of whole tensors."""
-    _numbers: dict[int, tuple[torch.Tensor, bool | int | float]] = field(
-        default_factory=dict[int, tuple[torch.Tensor, bool | int | float]]
+    writes: Writes = field(init=False)
+    _numbers: dict[int, tuple[torch.Tensor, bool | int | float, int]] = field(
+        default_factory=dict[int, tuple[torch.Tensor, bool | int | float, int]]
     )
-
+    """Tensors made from numbers, the numbers, and how often the tensors had been written into then."""
     _elements: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = field(
         default_factory=dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]]
     )
+
+    def __post_init__(self) -> None:
+        self.writes = Writes(self.known, self.steps)
 
     def run(
         self,
@@ -98,15 +103,27 @@ class Tracer:
         leading: Sequence[tuple[str, Attribute]],
         functions: Mapping[str, Callable[..., object]],
         call: Callable[[RegionTrace], None],
+        function: Callable[..., object],
     ) -> RegionTrace:
-        """Trace one function: `call` runs it on the region's arguments and finishes the region."""
+        """Trace one function: `call` runs it on the region's arguments and finishes the region.
+
+        Raises:
+            InPlaceWriteError: if the function has written into what it must not; errors of its own say so in a note.
+        """
         region = RegionTrace(name, self, leading, functions)
-        with _TracingMode(region):
-            call(region)
+        try:
+            with _TracingMode(region):
+                call(region)
+        except Exception as error:
+            written = None if isinstance(error, InPlaceWriteError) else self.writes.found()
+            if written is not None:
+                error.add_note(f"{written} while {name} was traced, before this error")
+            raise
+        self.writes.check(name, function)
         return region
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        return self.known_names.get(id(tensor), "capture")
+        return next((name for known, name in self.known if known is tensor), "capture")
 
     def capture(self, tensor: torch.Tensor) -> int:
         """The position of a tensor among the captures; a new one is added."""
@@ -122,6 +139,7 @@ class Tracer:
                 "capture a real tensor: float32, float16, bfloat16, an integer dtype or bool",
             )
         type_ = TensorType(ELEMENT_TYPES[dtype], [DYNAMIC_INDEX] * operand.ndim)
+        self.writes.watch(tensor)
         self.captures.append(Capture(tensor, self._unique_name(self.name_of(tensor)), operand, type_))
         return len(self.captures) - 1
 
@@ -148,7 +166,9 @@ class Tracer:
     def known_number(self, tensor: torch.Tensor) -> bool | int | float | None:
         """The number that a tensor made inside of the user's function from a Python number holds."""
         entry = self._numbers.get(id(tensor))
-        return None if entry is None else entry[1]
+        if entry is None or version(tensor) != entry[2] or memory(tensor) in self.writes.changed:
+            return None
+        return entry[1]
 
     def note(
         self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, Any], result: object
@@ -159,9 +179,9 @@ class Tracer:
             results = (result,) if isinstance(result, torch.Tensor) else tuple(cast("Sequence[torch.Tensor]", result))
             self.steps.note(function, name, args, kwargs, results)
         if isinstance(result, torch.Tensor):
-            arguments = [*args, *kwargs.values()]
-            if name in _FACTORIES and result.numel() == 1 and not result.requires_grad and not _tensors_in(arguments):
-                self._numbers[id(result)] = (result, result.item())
+            of_tensors = next(tensors_in([*args, *kwargs.values()]), None) is not None
+            if name in _FACTORIES and result.numel() == 1 and not result.requires_grad and not of_tensors:
+                self._numbers[id(result)] = (result, result.item(), version(result))
             if name == "getitem" and isinstance(args[0], torch.Tensor):
                 self._note_element(result, args[0], args[1])
         elif not _is_tensors(result) and (name not in _STATIC_FACTS or self.steps.gave(args[0])):
@@ -186,8 +206,7 @@ class _TracingMode(TorchFunctionMode):
     ) -> Any:
         kwargs, name = dict(kwargs or {}), _name_of(func)
         if not _contains_traced([*args, *kwargs.values()]):
-            self._refuse_write(name, args)
-            result = func(*args, **kwargs)
+            result = self.region.tracer.writes.run(func, name, args, kwargs)
             self.region.tracer.note(func, args, kwargs, result)
             return result
         if name == "getitem" and isinstance(args[0], torch.Tensor):
@@ -198,21 +217,12 @@ class _TracingMode(TorchFunctionMode):
             args, kwargs["dim"] = args[:1], args[1]
         if func is torch.Tensor.where:
             args = (*args[1:2], *args[:1], *args[2:])
+        if kwargs.get("inplace"):
+            refuse(InPlaceWriteError, f"{name} writes in place", "leave inplace=True out, and use what it returns")
         ignored = ("_stacklevel", "inplace")
         return self.region.apply(
             name, args, {k: v for k, v in kwargs.items() if k not in ignored and (k != "out" or v is not None)}
         )
-
-    def _refuse_write(self, name: str, args: Sequence[object]) -> None:
-        """Writes into tensors from outside would happen once, when the function is traced."""
-        written = args[0] if args else None
-        in_place = name == "setitem" or (name.endswith("_") and not name.startswith("_"))
-        if in_place and isinstance(written, torch.Tensor) and id(written) in self.region.tracer.known_names:
-            refuse(
-                InPlaceWriteError,
-                f"{name} writes into tensor '{self.region.tracer.name_of(written)}' while the function is traced",
-                "write into it outside of the function",
-            )
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -235,10 +245,6 @@ def _contains_traced(values: Iterable[object]) -> bool:
         if isinstance(value, tuple | list) and _contains_traced(value):  # type: ignore[arg-type]
             return True
     return False
-
-
-def _tensors_in(values: Iterable[object]) -> bool:
-    return any(isinstance(v, torch.Tensor) or (isinstance(v, tuple | list) and _tensors_in(v)) for v in values)  # type: ignore[arg-type]
 
 
 def _is_tensors(result: object) -> bool:
