@@ -373,14 +373,15 @@ class StateShapeError(ArgumentError):
     """A decay, beta, weight or state of a recurrence whose shape does not fit its queries, keys and values."""
 
 
+class DecayError(ArgumentError):
+    """Log decays above 0, with which a state would grow."""
+
+
 class SequenceBoundsError(ArgumentError):
     """Bounds of packed sequences that are none."""
 
     def __init__(self, problem: str):
-        super().__init__(
-            f"cu_seqlens: {problem}; pass int32 or int64 of shape [N + 1], ascending from 0, and pack the sequences in a"
-            " batch of 1"
-        )
+        super().__init__(f"cu_seqlens: {problem}; pass int32 or int64 [N + 1], ascending, of sequences in a batch of 1")
 
 
 class TuneFileError(AttnEngineError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from attn_engine.frontend.trace import choose_arity
 
 Function = Callable[..., Any]
 INTEGERS = (torch.int32, torch.int64)
+SHOWN = 8
+"""So many offsets stand in a message whole."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ def check_bounds(name: str, bounds: Tensor, batch: int, device: torch.device) ->
         raise SequenceBoundsError(f"the batch size is {batch}, not 1")
     if bounds.device != device:
         raise SequenceBoundsError(f"{name} is on {bounds.device}, the operands are on {device}")
+
+
+def check_offsets(name: str, bounds: Tensor) -> None:
+    """Their values, which are copied to the host. Sequences end with the tokens: an offset may be past these."""
+    values = cast("list[int]", bounds.tolist())
+    if values != sorted(values) or values[0] < 0:
+        some = values if len(values) <= SHOWN else f"{len(values)} numbers from {min(values)} to {max(values)}"
+        raise SequenceBoundsError(f"{name} is {some}, where a sequence ends before it begins, or begins before 0")
 
 
 def packed(definition: Definition, queries: Tokens, keys: Tokens) -> Definition:

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Block, Region
 from attn_engine.dialects import attn
 from attn_engine.errors import (
     BatchError,
+    DecayError,
     DeviceError,
     DtypeError,
     HeadCountError,
@@ -25,6 +26,7 @@ from attn_engine.errors import (
     UnsupportedOptionError,
 )
 from attn_engine.frontend.checks import DTYPES, MAX_HEAD_DIM
+from attn_engine.frontend.packed import check_offsets
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.frontend.trace import ELEMENT_TYPES
 
@@ -119,6 +121,17 @@ def _check_shapes(x: Operands) -> None:
         own = (tensor.shape[0], *tensor.shape[1:3][::-1], *tensor.shape[3:])
         also = f" or {(batch, tokens, heads, key)}" if name == "decay" else ""
         raise StateShapeError(f"{name} has shape {own}, expected (batch, token, head) {(batch, tokens, heads)}{also}")
+
+
+def check_values(x: Operands) -> None:
+    """What only the numbers tell, which a device would have to be waited for."""
+    if x.decay is not None and bool((x.decay > 0).any()):
+        raise DecayError(
+            f"decay is up to {x.decay.max().item():.3g}, but a log decay is at most 0: pass the logarithm of the factor of"
+            " the state, as logsigmoid(gate) for a factor of sigmoid(gate)"
+        )
+    if x.bounds is not None:
+        check_offsets("it", x.bounds)
 
 
 def _check_sequences(x: Operands) -> None:

@@ -17,7 +17,7 @@ from attn_engine.frontend.definition import Definition
 from attn_engine.frontend.identity import definition_key, identify
 from attn_engine.frontend.mask_algebra import Mask, of_call, of_packed
 from attn_engine.frontend.online_func import OnlineFunc
-from attn_engine.frontend.packed import Tokens, check_bounds, packed
+from attn_engine.frontend.packed import Tokens, check_bounds, check_offsets, packed
 from attn_engine.ir.schedule import Length, Schedule
 from attn_engine.runtime import driver, op, reference
 from attn_engine.runtime.captures import CaptureRules, capture_rules
@@ -103,7 +103,8 @@ class Attention(Inspection):
         With `cu_seqlens_q` (and `cu_seqlens_k`, if keys are packed in another way), int32 or int64 offsets [N + 1] on
         the device of q, the N sequences of a batch of 1 stand one behind the other on the axis of positions: queries
         see keys of their own sequence, and to every function b is the number of the sequence and positions count
-        from its start. Tokens past the last offset give 0 and get gradients 0; what stands there must be finite.
+        from its start. Tokens past the last offset give 0 and get gradients 0; what stands there must be finite. Offsets that are
+        none are a SequenceBoundsError on a CPU; on a GPU their values are not looked at.
 
         Raises:
             AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
@@ -123,6 +124,9 @@ class Attention(Inspection):
             check_bounds(name, bounds, q.shape[0], q.device)
         if len(keys) != len(cu_seqlens_q):
             raise SequenceBoundsError(f"there are {len(cu_seqlens_q)} offsets of queries and {len(keys)} of keys")
+        if q.device.type == "cpu" and is_plain((q, cu_seqlens_q, keys)):
+            check_offsets("cu_seqlens_q", cu_seqlens_q)
+            check_offsets("cu_seqlens_k", keys)
         tokens = (Tokens.of(cu_seqlens_q, q.shape[2], 1), Tokens.of(keys, k.shape[2], 0))
         mask = self.definition.mask_mod
         own = self._with_mask(of_packed(mask, cu_seqlens_q, keys)) if isinstance(mask, Mask) else self

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attn_engine.errors import DtypeError, RankError, StateShapeError
+from attn_engine.errors import DtypeError, RankError, ScaleError, StateShapeError
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
@@ -54,14 +54,13 @@ def recurrence(
     Differentiable in all tensors, through o and the final state. o has the shape of v.
 
     Raises:
-        AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`).
+        AttnEngineError: one subclass per mistake, before anything is built (see `attn_engine.errors`). Values, of
+            `decay` (DecayError) and `cu_seqlens` (SequenceBoundsError), are looked at on a CPU, and on a GPU at the
+            first call that builds kernels: later ones wait for nothing.
     """
     operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
     check_recurrence(operands)
-    factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    if output_dtype not in (None, torch.float32, q.dtype):
-        raise DtypeError(f"output_dtype is {output_dtype}: o can be {q.dtype}, as q is, or torch.float32")
-    wide = output_dtype == torch.float32 and q.dtype != torch.float32
+    factor, wide = _scale(q, scale), _is_wide(q, output_dtype)
     stepwise = goes_by_token(v, operands.q, operands.k, *operands.optional)
     results = recurrence_op.recur(
         operands.q,
@@ -88,11 +87,12 @@ def recurrence_step(
     weight: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """o of one token per sequence, or of a few; `state` [B, H, K, V], float32, is replaced by the state after them.
 
-    For decoding: no gradients. The other arguments are those of `recurrence`.
+    For decoding: no gradients. The other arguments, and errors, are those of `recurrence`.
     """
     check_tensor("state", state)
     if state.dtype != torch.float32:
@@ -101,12 +101,24 @@ def recurrence_step(
         operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
         check_recurrence(operands)
         _check_own_memory(state)
-        factor = check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
         o = recurrence_op.step(
             operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
-            factor, backend or "",
+            _scale(q, scale), backend or "", _is_wide(q, output_dtype),
         )  # fmt: skip
     return o.transpose(1, 2)
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    if isinstance(scale, Tensor):
+        raise ScaleError("scale is a Tensor, not a number: pass a float, and multiply q by a scale that is learned")
+    return check_scale(1 / math.sqrt(q.shape[3]) if scale is None else scale)
+
+
+def _is_wide(q: Tensor, output_dtype: torch.dtype | None) -> bool:
+    """Whether o is left in float32 where q is not."""
+    if output_dtype not in (None, torch.float32, q.dtype):
+        raise DtypeError(f"output_dtype is {output_dtype}: o can be {q.dtype}, as q is, or torch.float32")
+    return output_dtype == torch.float32 and q.dtype != torch.float32
 
 
 def _check_own_memory(state: Tensor) -> None:
@@ -126,9 +138,14 @@ def _operands(
     bounds: Tensor | None,
 ) -> Operands:
     """Heads before tokens; what is one number per token or a state in float32."""
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("state", initial), ("cu_seqlens", bounds)):
+    others = (("decay", decay), ("beta", beta), ("weight", weight), ("state", initial), ("cu_seqlens", bounds))
+    for name, tensor in (("q", q), ("k", k), ("v", v), *others):
         if tensor is not None or name in "qkv":
             check_tensor(name, tensor)
+        if tensor is not None and tensor.is_complex():
+            raise DtypeError(
+                f"{name} is {tensor.dtype}: a recurrence is real, pass its real and imaginary part as heads"
+            )
     if decay is not None and decay.ndim == 1:
         decay = decay.expand(v.shape[0], v.shape[1], -1)
     rows = [
@@ -142,7 +159,6 @@ def _operands(
 
 
 def _heads_first(name: str, x: Tensor) -> Tensor:
-    check_tensor(name, x)
     if x.ndim not in (3, 4):
         raise RankError(f"{name} has {x.ndim} dimensions, but needs 3 (batch, token, head)")
     return x.float().transpose(1, 2)

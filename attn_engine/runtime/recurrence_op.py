@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from attn_engine.errors import SecondDerivativeError, UnsupportedOptionError
-from attn_engine.frontend.recurrence import Operands
+from attn_engine.frontend.recurrence import Operands, check_values
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime.devices import target_of
 from attn_engine.runtime.eager import is_plain, keep, kind_of, launch, trains
@@ -72,6 +72,12 @@ def _decided(
     return compiled_for(Request(kind, target.backend, schedule, wrt, x.q.shape[1] != heads, place))
 
 
+def _look(compiled: Compiled, x: Operands) -> None:
+    """At the values of a call where that costs nothing: on a CPU, and elsewhere if kernels are yet to be built."""
+    if x.q.device.type == "cpu" or not (compiled.plans or torch.cuda.is_current_stream_capturing()):
+        check_values(x)
+
+
 def _forward(compiled: Compiled, q: Tensor, *others: Any) -> None:
     """Runs the forward plan; with a tuner, in the form that is fastest."""
 
@@ -105,6 +111,8 @@ def recurrence_of_mods(
     results = _results(x.q, x.v, x.bounds, final)
     given = [t for t in x.optional if t is not None]
     compiled = compilation(x, final, False, backend, results[:1], mods=mods)
+    if "decay" not in mods.regions:
+        _look(compiled, x)
     _forward(compiled, x.q, x.k, x.v, scale, *given, *inputs, *results)
     return results
 
@@ -128,6 +136,7 @@ def _recur(
     x = Operands(q, k, v, decay, beta, weight, initial, bounds)
     given = [t for t in x.optional if t is not None]
     compiled = compilation(x, final, stepwise, backend, results[:1], wide=wide)
+    _look(compiled, x)
     _forward(compiled, q, k, v, scale, *given, *results)
     return results
 
@@ -165,11 +174,14 @@ def _step(
     bounds: Tensor | None,
     scale: float,
     backend: str,
+    wide: bool,
 ) -> Tensor:
-    o = _output(v)
+    o = _output(v, wide)
     x = Operands(q, k, v, decay, beta, weight, state, bounds)
     given = [t for t in x.optional if t is not None]
-    launch(compilation(x, True, True, backend, [o]).forward(), q.device, (q, k, v, scale, *given, o, state))
+    compiled = compilation(x, True, True, backend, [o], wide=wide)
+    _look(compiled, x)
+    launch(compiled.forward(), q.device, (q, k, v, scale, *given, o, state))
     return o
 
 
@@ -188,8 +200,9 @@ def _(
     bounds: Tensor | None,
     scale: float,
     backend: str,
+    wide: bool,
 ) -> Tensor:
-    return _output(v)
+    return _output(v, wide)
 
 
 def _gradient_results(inputs: dict[str, Tensor | None], wrt: str) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from attn_engine.compat import fla, mamba_ssm
-from attn_engine.errors import UnsupportedOptionError
+from attn_engine.errors import StateShapeError, UnsupportedOptionError
 from tests.recurrence.support import assert_near, inputs, reference
 
 STATE = "scale initial_state output_final_state"
@@ -219,3 +219,77 @@ def test_normed_queries_and_keys_are_rounded_in_chunks_of_halves_alone(function,
     q, k, v = (x[n].bfloat16() for n in "qkv")
     function(q, k, v, x["weight"].sigmoid(), use_qk_l2norm_in_kernel=True)
     assert {t.dtype for t in seen} == {torch.float32 if function is fla.fused_recurrent_delta_rule else torch.bfloat16}
+
+
+@pytest.mark.parametrize("indices", [[4, -1, 0, -1], [-1, -1, 1, 4], [-1, -1, -1, -1], []])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_negative_state_indices_are_padding(indices, dtype):
+    generator = torch.Generator().manual_seed(5)
+    B, H = len(indices), 2
+    shapes = ((5, H, 8, 16), (B, H, 8), (B, H, 8), (H, 8, 16), (B, 1, 16), (B, 1, 16), (H, 8), (B, H, 8), (H, 8))
+    pool, *given = [torch.randn(s, generator=generator) for s in shapes]
+    given[2] = -given[2].exp()
+    pool, before = pool.to(dtype), pool.to(dtype).clone()
+    y = mamba_ssm.selective_state_update(
+        pool, *given, dt_softplus=True, state_batch_indices=torch.tensor(indices).int()
+    )
+    untouched = [i for i in range(5) if i not in indices]
+    assert torch.equal(pool[untouched], before[untouched])
+    for n, i in enumerate(indices):
+        if i < 0:
+            assert not y[n].any()
+        else:
+            one = [t if t.shape[0] == H and t is not given[0] else t[n : n + 1] for t in given]
+            one[0], one[1] = given[0][n : n + 1], given[1][n : n + 1]
+            right, after = updated(before[i : i + 1].double(), *(t.double() for t in one))
+            assert_near("y", y[n : n + 1], right)
+            assert_near("state", pool[i : i + 1].float(), after, 3e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_a_state_update_rounds_once():
+    """B and C may be wider than x, and y is rounded behind D and z alone."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = ((2, 4, 8, 16), (2, 4, 8), (2, 4, 8), (4, 8, 16), (2, 1, 16), (2, 1, 16), (4, 8), (2, 4, 8), (4, 8))
+    state, x, dt, A, B, C, D, z, bias = [torch.randn(s, generator=generator) for s in shapes]
+    x, z, A = x.bfloat16(), z.bfloat16(), -A.exp()
+    right, after = updated(*(t.double() for t in (state, x, dt, A, B, C, D, z, bias)))
+    y = mamba_ssm.selective_state_update(state, x, dt, A, B, C, D, z, bias, dt_softplus=True)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, right.bfloat16())
+    assert_near("state", state, after)
+
+
+def test_step_sizes_are_limited_as_there():
+    """Negative ones are 0 unless a limit says otherwise."""
+    generator = torch.Generator().manual_seed(7)
+    x, B, C, dt = (torch.randn(1, 70, *s, generator=generator) for s in ((4, 8), (1, 16), (1, 16), (4,)))
+    A, bias = -torch.rand(4, generator=generator), torch.randn(4, generator=generator)
+    for options, step in (
+        ({}, (dt + bias).clamp(min=0)),
+        ({"dt_limit": (0.25, 0.5)}, (dt + bias).clamp(0.25, 0.5)),
+        ({"dt_softplus": True}, F.softplus(dt + bias)),
+        ({"dt_softplus": True, "dt_limit": [0.5, 1.0]}, F.softplus(dt + bias).clamp(0.5, 1.0)),
+    ):
+        y = mamba_ssm.mamba_chunk_scan_combined(x, dt, A, B, C, 64, dt_bias=bias, **options)
+        right, _ = reference(*wide(C, B, x), decay=(step * A).double(), weight=step.double(), scale=1.0)
+        assert_near("y", y, right)
+
+
+def test_shapes_that_would_broadcast_to_something_else_are_refused():
+    x, B, dt = torch.randn(1, 4, 4, 8), torch.randn(1, 4, 1, 16), torch.rand(1, 4, 4)
+    given = {"x": x, "dt": dt, "A": -torch.rand(4), "B": B, "C": B, "chunk_size": 64}
+    mamba_ssm.mamba_chunk_scan_combined(**given)
+    for name, wrong in (
+        ("A", -torch.rand(4, 1)), ("dt", dt[..., :1]), ("D", torch.rand(4, 1)), ("z", x[:, :1]),
+        ("dt_bias", torch.rand(4, 4)), ("seq_idx", torch.zeros(4, dtype=torch.int32)),
+    ):  # fmt: skip
+        with pytest.raises(StateShapeError, match=f"^{name} has shape .* expected"):
+            mamba_ssm.mamba_chunk_scan_combined(**given | {name: wrong})
+    given = {"state": torch.zeros(1, 4, 8, 16), "x": x[:, 0], "dt": x[:, 0], "A": -torch.rand(4, 8, 16)}
+    given |= {"B": B[:, 0], "C": B[:, 0]}
+    for name, wrong in (
+        ("A", -torch.rand(4, 1, 16)), ("dt", dt[:, 0, :, None]), ("D", torch.rand(8)), ("z", x[:, 0, :1]),
+        ("dt_bias", torch.rand(4)), ("B", B), ("C", B[:, 0, :, :1]), ("x", x), ("state_batch_indices", torch.zeros(2)),
+    ):  # fmt: skip
+        with pytest.raises(StateShapeError, match=f"^{name} has shape .* expected"):
+            mamba_ssm.selective_state_update(**given | {name: wrong})

@@ -32,7 +32,7 @@ def test_ops_keep_torchs_rules():
 def test_step_is_declared_to_write_the_state():
     x = inputs(1, batch=1)
     given = operands(x, "q", "k", "v", "decay")
-    torch.library.opcheck(recurrence_op.recurrence_step, (*given, x["initial_state"], None, 0.5, "cpu"))
+    torch.library.opcheck(recurrence_op.recurrence_step, (*given, x["initial_state"], None, 0.5, "cpu", False))
 
 
 def test_under_torch_compile():
