@@ -174,7 +174,11 @@ def test_new_offsets_compile_nothing():
         ((torch.tensor([0, 4]), None), 2, "batch size is 2"),
         ((torch.tensor([0, 4]), torch.tensor([0, 2, 4])), 1, "2 offsets of queries and 3 of keys"),
         ((None, torch.tensor([0, 4])), 1, "without cu_seqlens_q"),
-        ((torch.tensor([0, 3, 1, 4]), None), 1, r"cu_seqlens_q is \[0, 3, 1, 4\], where a sequence ends before it begins"),
+        (
+            (torch.tensor([0, 3, 1, 4]), None),
+            1,
+            r"cu_seqlens_q is \[0, 3, 1, 4\], where a sequence ends before it begins",
+        ),
         ((torch.tensor([0, 4]), torch.tensor([-1, 4])), 1, r"cu_seqlens_k is \[-1, 4\], .* or begins before 0"),
     ],
 )
