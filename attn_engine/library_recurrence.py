@@ -45,7 +45,7 @@ def mamba_decay(dt: Tensor, a_log: Tensor, dt_bias: Tensor | None = None) -> tup
 def normalized_linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, **options: Any) -> Tensor:
     """o_t = q_t S_t / (q_t z_t) with z_t the running sum of keys, decayed like S: one more channel of v, which is 1.
 
-    q and k should be positive, for example elu(x) + 1. v has up to 255 channels; options are those of `recurrence`.
+    q and k should be positive, for example elu(x) + 1. v has up to 511 channels; options are those of `recurrence`.
     """
     ones = v.new_ones((*v.shape[:3], 1))
     o, _ = recurrence(q, k, torch.cat([v, ones], -1), decay=decay, output_dtype=torch.float32, **options)

@@ -2,8 +2,10 @@
 
 Every function returns (o, final state or None), and takes its arguments in the order of its namesake in fla 0.6.0. The
 form is chosen by the number of tokens and by whether gradients are needed: `fused_recurrent_*` go in chunks as `chunk_*` do,
-but compute with halves in float32 as their namesakes do: more exact, and slower. `state_v_first` says that states are [V, K] and not [K, V]. Options that change how fla computes, but
-no result (`cu_seqlens_cpu`, `chunk_size`, `chunk_indices`), are taken and not read.
+but compute with halves in float32 as their namesakes do: more exact, and slower. `state_v_first`, or its old name
+`transpose_state_layout`, says that states are [V, K] and not [K, V]; `reverse` goes from the last token of each sequence to
+its first. Options that change how fla computes, but no result (`cu_seqlens_cpu`, `chunk_size`, `chunk_indices`), are taken
+and not read.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ from attn_engine.compat.fla_arguments import (
     check_options,
     gate,
     gate_of_channels,
-    l2norm,
     ones,
     refuse_gv,
     strength,
 )
+from attn_engine.compat.fla_linear import chunk_lightning_attn as chunk_lightning_attn
+from attn_engine.compat.fla_linear import chunk_linear_attn as chunk_linear_attn
+from attn_engine.compat.fla_linear import fused_chunk_linear_attn as fused_chunk_linear_attn
+from attn_engine.compat.fla_linear import fused_chunk_retention as fused_chunk_retention
+from attn_engine.compat.fla_linear import fused_chunk_simple_gla as fused_chunk_simple_gla
+from attn_engine.compat.fla_linear import fused_recurrent_lightning_attn as fused_recurrent_lightning_attn
+from attn_engine.compat.fla_linear import fused_recurrent_linear_attn as fused_recurrent_linear_attn
+from attn_engine.compat.fla_linear import parallel_retention as parallel_retention
+from attn_engine.compat.fla_linear import parallel_simple_gla as parallel_simple_gla
+from attn_engine.compat.fla_run import Result, run
 from attn_engine.errors import UnsupportedOptionError
 from attn_engine.library_recurrence import retention_decay
-from attn_engine.runtime.recurrence import goes_by_token, recurrence
-
-Result = tuple[Tensor, Tensor | None]
 
 
 def chunk_simple_gla(
@@ -46,7 +54,7 @@ def chunk_simple_gla(
     """A log decay per head and token `g` [B, T, H], per head `g_gamma` [H], or the sum of both."""
     check_options(options)
     decay = added(g, g_gamma)
-    return _run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
 def fused_recurrent_simple_gla(
@@ -64,10 +72,10 @@ def fused_recurrent_simple_gla(
     **options: Any,
 ) -> Result:
     """`chunk_simple_gla`; with `reverse` from the last token to the first."""
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     decay = added(g, g_gamma)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, decay, None, *tail, reverse=reverse, wide=True)
+    return run(q, k, v, decay, None, *tail, reverse=reverse, wide=True)
 
 
 def chunk_retention(
@@ -83,7 +91,7 @@ def chunk_retention(
     """The decay of head h is 1 - 2^(-5 - h)."""
     check_options(options)
     decay = retention_decay(v.shape[2], device=q.device)
-    return _run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
+    return run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
 
 
 def fused_recurrent_retention(
@@ -118,7 +126,7 @@ def chunk_gla(
     cu_seqlens_cpu: Tensor | None = None,
 ) -> Result:
     """A log decay per head, token and key channel [B, T, H, K]."""
-    return _run(q, k, v, g, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
+    return run(q, k, v, g, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
 def fused_recurrent_gla(
@@ -136,10 +144,10 @@ def fused_recurrent_gla(
     **options: Any,
 ) -> Result:
     """`chunk_gla` with gk for g; a log decay per value channel (gv) is refused."""
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     refuse_gv(gv)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, gk, None, *tail, reverse=reverse, wide=True)
+    return run(q, k, v, gk, None, *tail, reverse=reverse, wide=True)
 
 
 def chunk_delta_rule(
@@ -158,7 +166,7 @@ def chunk_delta_rule(
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T."""
     check_options(options)
     tail = (scale, initial_state, output_final_state, False, cu_seqlens)
-    return _run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel)
+    return run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_delta_rule(
@@ -175,7 +183,7 @@ def fused_recurrent_delta_rule(
     """`chunk_delta_rule`; beta is 1 if absent."""
     beta = ones(v) if beta is None else beta
     tail = (scale, initial_state, output_final_state, False, cu_seqlens)
-    return _run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
+    return run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def chunk_gated_delta_rule(
@@ -206,13 +214,13 @@ def chunk_gated_delta_rule(
     `use_gate_in_kernel`: the log decay g [B, T, H] is -exp(A_log) softplus(g + dt_bias). `use_beta_sigmoid_in_kernel`:
     beta is sigmoid(beta), twice that with `allow_neg_eigval`.
     """
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     if cp_context is not None:
         raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
     g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
+    return run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -237,14 +245,14 @@ def fused_recurrent_gated_delta_rule(
     **options: Any,
 ) -> Result:
     """`chunk_gated_delta_rule`; the log decay is g [B, T, H], gk [B, T, H, K] or their sum."""
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     refuse_gv(gv)
     g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if gk is not None and g is not None:
         g = g.float()[..., None]
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, added(g, gk), beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
+    return run(q, k, v, added(g, gk), beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def chunk_kda(
@@ -281,15 +289,17 @@ def chunk_kda(
     it is lower_bound sigmoid(exp(A_log) (g + dt_bias)), of which A_log may be left out. What `safe_gate`,
     `disable_recompute`, `use_graph` and `max_num_seqs` say changes no result.
     """
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     if cp_context is not None:
         raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
     if return_intermediate_states:
         raise UnsupportedOptionError("return_intermediate_states", "here", "call it for each part, and keep its state")
+    if safe_gate and use_gate_in_kernel and lower_bound is None:
+        raise UnsupportedOptionError("safe_gate", "without lower_bound", "say how small a gate's log decay may be")
     g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
+    return run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
 
 def fused_recurrent_kda(
@@ -313,47 +323,12 @@ def fused_recurrent_kda(
     **options: Any,
 ) -> Result:
     """`chunk_kda`."""
-    check_options(options)
+    state_v_first = check_options(options, state_v_first)
     g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return _run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
+    return run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    initial: Tensor | None,
-    final: bool,
-    v_first: bool,
-    bounds: Tensor | None,
-    *,
-    reverse: bool = False,
-    normed: bool = False,
-    wide: bool = False,
-) -> Result:
-    """With `wide` halves are computed with in float32, as fla's kernels that go token by token do, and only o is rounded.
-
-    A few tokens without gradients go token by token here too, where float32 is what halves are computed with anyway.
-    """
-    dtype = v.dtype
-    if wide and (normed or not goes_by_token(v, q, k, decay, beta, initial)):
-        q, k, v = q.float(), k.float(), v.float()
-    if normed:
-        q, k = l2norm(q), l2norm(k)
-    if reverse:
-        if bounds is not None:
-            raise UnsupportedOptionError("reverse", "with cu_seqlens", "flip each sequence before the call")
-        q, k, v = (x.flip(1) for x in (q, k, v))
-        decay, beta = (None if x is None else x.flip(1) if x.ndim > 1 else x for x in (decay, beta))
-    if initial is not None and v_first:
-        initial = initial.transpose(2, 3)
-    o, state = recurrence(
-        q, k, v, decay=decay, beta=beta, scale=scale, initial_state=initial, output_final_state=final, cu_seqlens=bounds
-    )
-    o = o.flip(1) if reverse else o
-    return o.to(dtype), state.transpose(2, 3) if state is not None and v_first else state
+chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule

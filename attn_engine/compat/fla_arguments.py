@@ -12,6 +12,7 @@ from attn_engine.errors import UnsupportedOptionError
 
 L2_EPSILON = 1e-6
 UNREAD = ("chunk_size",)
+OLD_V_FIRST = "transpose_state_layout"
 
 
 def l2norm(x: Tensor, eps: float = L2_EPSILON) -> Tensor:
@@ -20,10 +21,15 @@ def l2norm(x: Tensor, eps: float = L2_EPSILON) -> Tensor:
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, Any], v_first: bool | None = None) -> bool:
+    """Whether states have values first, which may be said by its old name where a function knows it as `v_first`."""
+    known = (*UNREAD, *(() if v_first is None else (OLD_V_FIRST,)))
     for name in options:
-        if name not in UNREAD:
-            raise UnsupportedOptionError(name, "here", f"leave it out; of the rest {', '.join(UNREAD)} is taken")
+        if name not in known:
+            raise UnsupportedOptionError(name, "here", f"leave it out; of the rest {', '.join(known)} is taken")
+    if v_first and OLD_V_FIRST in options:
+        raise UnsupportedOptionError(OLD_V_FIRST, "beside state_v_first", "it is the old name of that, pass one")
+    return bool(v_first or options.get(OLD_V_FIRST))
 
 
 def added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -40,9 +46,11 @@ def gate(g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None) -> Tens
 
 
 def gate_of_channels(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> Tensor:
-    """A_log [H], dt_bias [H * K]."""
-    A_log = None if A_log is None else A_log[:, None]
-    dt_bias = None if dt_bias is None else dt_bias.view(g.shape[2:])
+    """A_log of H elements, dt_bias of H * K."""
+    A_log = None if A_log is None else A_log.reshape(-1, 1)
+    dt_bias = None if dt_bias is None else dt_bias.reshape(g.shape[2:])
+    if lower_bound is not None and lower_bound >= 0:
+        raise UnsupportedOptionError("lower_bound", f"of {lower_bound}", "a log decay is below 0, and so is its bound")
     if lower_bound is None:
         return gate(g, A_log, dt_bias)
     step = g.float() if dt_bias is None else g.float() + dt_bias.float()
@@ -51,7 +59,13 @@ def gate_of_channels(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lo
 
 def strength(beta: Tensor | None, v: Tensor, sigmoid: bool, negative: bool) -> Tensor:
     """beta, 1 if absent; of a sigmoid, `negative` takes it to 2, and eigenvalues of I - beta k k^T to -1."""
+    if negative and not sigmoid:
+        raise UnsupportedOptionError(
+            "allow_neg_eigval", "without use_beta_sigmoid_in_kernel", "pass that too, or 2 * beta for beta"
+        )
     if beta is None:
+        if sigmoid:
+            raise UnsupportedOptionError("use_beta_sigmoid_in_kernel", "without beta", "pass beta before its sigmoid")
         return ones(v)
     return beta.float().sigmoid() * (2 if negative else 1) if sigmoid else beta
 

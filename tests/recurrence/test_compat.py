@@ -59,8 +59,6 @@ def test_reversed_simple_gla():
     right, state = reference(*(x.flip(1).double() for x in (q, k, v, g)))
     assert_near("o", o, right.flip(1))
     assert_near("final", final, state)
-    with pytest.raises(UnsupportedOptionError, match="reverse is not supported with cu_seqlens"):
-        fla.fused_recurrent_simple_gla(q, k, v, g, reverse=True, cu_seqlens=torch.tensor([0, 70]))
 
 
 def test_gla_and_delta_rules():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_engine.compat import fla, mamba_ssm
+from attn_engine.compat import fla, fla_run, mamba_ssm
 from attn_engine.errors import StateShapeError, UnsupportedOptionError
 from tests.recurrence.support import assert_near, inputs, reference
 
@@ -31,6 +31,14 @@ SIGNATURES = {
     " cu_seqlens_cpu cp_context use_graph max_num_seqs",
     fla.fused_recurrent_kda: f"q k v g beta A_log dt_bias {STATE} use_qk_l2norm_in_kernel use_gate_in_kernel"
     " use_beta_sigmoid_in_kernel allow_neg_eigval lower_bound state_v_first cu_seqlens",
+    fla.chunk_linear_attn: f"q k v {STATE} normalize cu_seqlens",
+    fla.fused_recurrent_linear_attn: f"q k v {STATE} reverse normalize cu_seqlens",
+    fla.chunk_lightning_attn: f"q k v layer_idx num_layers {STATE} cu_seqlens",
+    fla.fused_recurrent_lightning_attn: f"q k v layer_idx num_layers {STATE} reverse cu_seqlens",
+    fla.fused_chunk_simple_gla: f"q k v g g_gamma {STATE} cu_seqlens",
+    fla.fused_chunk_retention: f"q k v {STATE} cu_seqlens",
+    fla.parallel_simple_gla: "q k v g scale output_attentions cu_seqlens cu_seqlens_cpu",
+    fla.parallel_retention: "q k v scale output_attentions cu_seqlens",
     mamba_ssm.mamba_chunk_scan_combined: "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus"
     " dt_limit return_final_states return_varlen_states state_dtype",
     mamba_ssm.selective_state_update: "state x dt A B C D z dt_bias dt_softplus state_batch_indices",
@@ -71,7 +79,7 @@ def test_kimi_delta_attention(function, lower_bound):
         *unit, v.double(), decay=decay, beta=2 * beta.double().sigmoid(), initial_state=state.double()
     )
     o, got = function(
-        *(q, k, v, gate, beta), A_log=a_log, dt_bias=bias, initial_state=state, output_final_state=True,
+        *(q, k, v, gate, beta), A_log=a_log.view(1, 1, -1, 1), dt_bias=bias, initial_state=state, output_final_state=True,
         use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True,
         lower_bound=lower_bound,
     )  # fmt: skip
@@ -91,9 +99,11 @@ def test_states_may_have_values_first():
         (fla.chunk_gla, {"g": channel}),
         (fla.fused_recurrent_gla, {"gk": channel}),
     ):
-        o, turned = function(q, k, v, **decay, initial_state=state.mT, output_final_state=True, state_v_first=True)
-        assert_near("o", o, right)
-        assert_near("final", turned.mT, final)
+        old = {"transpose_state_layout": True} if function.__name__.startswith("fused") else {"state_v_first": True}
+        for name in ({"state_v_first": True}, old):
+            o, turned = function(q, k, v, **decay, initial_state=state.mT, output_final_state=True, **name)
+            assert_near("o", o, right)
+            assert_near("final", turned.mT, final)
 
 
 @pytest.mark.parametrize("function", [fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule])
@@ -132,6 +142,17 @@ def test_what_is_not_there_is_refused():
         (lambda: fla.chunk_kda(q, k, v, k, g, return_intermediate_states=True), "return_intermediate_states"),
         (lambda: fla.chunk_gated_delta_rule(q, k, v, g, use_gate_in_kernel=True), "use_gate_in_kernel"),
         (lambda: fla.fused_recurrent_gla(q, k, v, gv=v), "gv"),
+        (lambda: fla.chunk_gated_delta_rule(q, k, v, g, g, allow_neg_eigval=True), "allow_neg_eigval"),
+        (lambda: fla.fused_recurrent_kda(q, k, v, k, g, allow_neg_eigval=True), "allow_neg_eigval"),
+        (lambda: fla.fused_recurrent_gdn(q, k, v, g, use_beta_sigmoid_in_kernel=True), "use_beta_sigmoid_in_kernel"),
+        (lambda: fla.chunk_kda(q, k, v, k, g, use_gate_in_kernel=True, A_log=g, safe_gate=True), "safe_gate"),
+        (lambda: fla.chunk_kda(q, k, v, k, g, use_gate_in_kernel=True, lower_bound=5.0), "lower_bound"),
+        (lambda: fla.chunk_simple_gla(q, k, v, g, transpose_state_layout=True), "transpose_state_layout"),
+        (lambda: fla.parallel_retention(q, k, v, output_attentions=True), "output_attentions"),
+        (
+            lambda: fla.chunk_gdn(q, k, v, g, g, state_v_first=True, transpose_state_layout=True),
+            "transpose_state_layout",
+        ),
     ):
         with pytest.raises(UnsupportedOptionError, match=f"{name} is not supported"):
             call()
@@ -193,10 +214,10 @@ FUSED = [f for f in SIGNATURES if f.__name__.startswith("fused_recurrent_")]
 def test_what_goes_token_by_token_there_computes_in_float32(function, tokens, wide, monkeypatch):
     """Chunks of halves multiply what is rounded; a few tokens are computed with in float32 as they come."""
     seen = []
-    run = fla.recurrence
-    monkeypatch.setattr(fla, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
+    run = fla_run.recurrence
+    monkeypatch.setattr(fla_run, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
     x = inputs(tokens, heads=2, shared=2)
-    made = {"k": x["k"].bfloat16(), "g": x["decay"], "beta": x["weight"].sigmoid()}
+    made = {"k": x["k"].bfloat16(), "layer_idx": 0, "num_layers": 2, "g": x["decay"], "beta": x["weight"].sigmoid()}
     if function in (fla.fused_recurrent_gla, fla.fused_recurrent_kda):
         made["gk" if function is fla.fused_recurrent_gla else "g"] = x["decay"][..., None].expand(*x["k"].shape)
     named = {n: t for n, t in made.items() if n in inspect.signature(function).parameters}
@@ -213,8 +234,8 @@ def test_what_goes_token_by_token_there_computes_in_float32(function, tokens, wi
 @pytest.mark.parametrize("function", [fla.fused_recurrent_delta_rule, fla.chunk_delta_rule], ids=lambda f: f.__name__)
 def test_normed_queries_and_keys_are_rounded_in_chunks_of_halves_alone(function, monkeypatch):
     seen = []
-    run = fla.recurrence
-    monkeypatch.setattr(fla, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
+    run = fla_run.recurrence
+    monkeypatch.setattr(fla_run, "recurrence", lambda q, k, v, **given: seen.extend((q, k, v)) or run(q, k, v, **given))
     x = inputs(2, heads=2, shared=2)
     q, k, v = (x[n].bfloat16() for n in "qkv")
     function(q, k, v, x["weight"].sigmoid(), use_qk_l2norm_in_kernel=True)
