@@ -32,7 +32,7 @@ def _rounding(op: UnaryOp) -> Function:
         value = r.symbol(x)
         if decimals:
             refuse(UnsupportedFunctionError, "rounding to decimals", "write torch.round(x * 100) / 100")
-        return r.emit(op(value.value)) if value.type == f32 else value
+        return r.emit(op(value.value)) if value.scalar_type == f32 else value
 
     return function
 
@@ -40,7 +40,10 @@ def _rounding(op: UnaryOp) -> Function:
 def sign(r: RegionTrace, x: object) -> Symbol:
     (value,) = r.common(x, at_least=i64)
     return select(
-        r, value > 0, r.symbol(1, value.type), select(r, value < 0, r.symbol(-1, value.type), r.symbol(0, value.type))
+        r,
+        value > 0,
+        r.symbol(1, value.scalar_type),
+        select(r, value < 0, r.symbol(-1, value.scalar_type), r.symbol(0, value.scalar_type)),
     )
 
 
@@ -84,7 +87,7 @@ def gelu(r: RegionTrace, x: object, approximate: str = "none") -> Symbol:
 def relu(r: RegionTrace, x: object) -> Symbol:
     """x above 0; NaN stays, the gradient at 0 is 0."""
     (value,) = r.common(x, at_least=i64)
-    return select(r, value <= 0, r.symbol(0, value.type), value)
+    return select(r, value <= 0, r.symbol(0, value.scalar_type), value)
 
 
 def leaky_relu(r: RegionTrace, x: object, negative_slope: float = 0.01) -> Symbol:
@@ -106,13 +109,13 @@ def hardtanh(r: RegionTrace, x: object, min_val: float = -1.0, max_val: float = 
 
 def is_nan(r: RegionTrace, x: object) -> Symbol:
     value = r.symbol(x)
-    return r.symbol(False) if value.type != f32 else value != value
+    return r.symbol(False) if value.scalar_type != f32 else value != value
 
 
 def _magnitude_test(test: str) -> Unary:
     def function(r: RegionTrace, x: object) -> Symbol:
         value = r.symbol(x)
-        if value.type != f32:
+        if value.scalar_type != f32:
             return r.symbol(test == "lt")
         return r.apply(test, (absolute(r, value), float("inf")), {})
 

@@ -32,14 +32,14 @@ def _arithmetic(integer: BinaryOp, float_: BinaryOp) -> Function:
         if alpha != 1:
             b = multiply(r, b, alpha)
         left, right = r.common(a, b, at_least=i64)
-        return r.emit((float_ if left.type == f32 else integer)(left.value, right.value))
+        return r.emit((float_ if left.scalar_type == f32 else integer)(left.value, right.value))
 
     return function
 
 
 def multiply(r: RegionTrace, a: object, b: object) -> Symbol:
     left, right = r.common(a, b, at_least=i64)
-    return r.emit((arith.MulfOp if left.type == f32 else arith.MuliOp)(left.value, right.value))
+    return r.emit((arith.MulfOp if left.scalar_type == f32 else arith.MuliOp)(left.value, right.value))
 
 
 def divide(r: RegionTrace, a: object, b: object, *, rounding_mode: str | None = None) -> Symbol:
@@ -51,7 +51,7 @@ def divide(r: RegionTrace, a: object, b: object, *, rounding_mode: str | None = 
 
 def floor_divide(r: RegionTrace, a: object, b: object) -> Symbol:
     left, right = r.common(a, b, at_least=i64)
-    if left.type == i64:
+    if left.scalar_type == i64:
         return r.emit(arith.FloorDivSIOp(left.value, right.value))
     return r.emit(math.FloorOp(r.emit(arith.DivfOp(left.value, right.value)).value))
 
@@ -64,14 +64,14 @@ def remainder(r: RegionTrace, a: object, b: object) -> Symbol:
 
 def negate(r: RegionTrace, x: object) -> Symbol:
     (value,) = r.common(x, at_least=i64)
-    if value.type == i64:
+    if value.scalar_type == i64:
         return r.emit(arith.SubiOp(r.as_i64(0).value, value.value))
     return r.emit(arith.NegfOp(value.value))
 
 
 def absolute(r: RegionTrace, x: object) -> Symbol:
     (value,) = r.common(x, at_least=i64)
-    if value.type == i64:
+    if value.scalar_type == i64:
         return r.emit(arith.MaxSIOp(value.value, negate(r, value).value))
     return r.emit(math.AbsFOp(value.value))
 
@@ -88,7 +88,7 @@ def power(r: RegionTrace, base: object, exponent: object) -> Symbol:
         return divide(r, 1.0, r.as_f32(base))
     if as_number(base) == 2:
         return r.emit(math.Exp2Op(r.as_f32(exponent).value))
-    if not any(symbol.type == f32 for symbol in r.common(base, exponent)):
+    if not any(symbol.scalar_type == f32 for symbol in r.common(base, exponent)):
         refuse(
             OperandError,
             "an integer to a power that is no small constant",
@@ -100,7 +100,7 @@ def power(r: RegionTrace, base: object, exponent: object) -> Symbol:
 def _whole_power(r: RegionTrace, base: object, exponent: int, at_least: Attribute) -> Symbol:
     (value,) = r.common(base, at_least=at_least)
     if exponent == 0:
-        return r.symbol(1, value.type)
+        return r.symbol(1, value.scalar_type)
     if exponent % 2:
         return value if exponent == 1 else _whole_power(r, value, exponent - 1, at_least) * value
     half = _whole_power(r, value, exponent // 2, at_least)
@@ -111,10 +111,10 @@ def _whole_power(r: RegionTrace, base: object, exponent: int, at_least: Attribut
 def _comparison(integer: str, float_: str) -> Binary:
     def function(r: RegionTrace, a: object, b: object) -> Symbol:
         left, right = r.common(a, b)
-        if left.type == i1 and integer not in ("eq", "ne"):
+        if left.scalar_type == i1 and integer not in ("eq", "ne"):
             left, right = r.as_i64(left), r.as_i64(right)
-        op = arith.CmpfOp if left.type == f32 else arith.CmpiOp
-        return r.emit(op(left.value, right.value, float_ if left.type == f32 else integer))
+        op = arith.CmpfOp if left.scalar_type == f32 else arith.CmpiOp
+        return r.emit(op(left.value, right.value, float_ if left.scalar_type == f32 else integer))
 
     return function
 
@@ -122,9 +122,9 @@ def _comparison(integer: str, float_: str) -> Binary:
 def _bitwise(op: BinaryOp) -> Binary:
     def function(r: RegionTrace, a: object, b: object) -> Symbol:
         left, right = r.common(a, b)
-        if left.type == f32:
+        if left.scalar_type == f32:
             refuse(OperandError, "&, | or ^ on a float", "compare first: (x > 0) & (y > 0)")
-        if left.type == i64 and i1 in (r.symbol(a).type, r.symbol(b).type):
+        if left.scalar_type == i64 and i1 in (r.symbol(a).scalar_type, r.symbol(b).scalar_type):
             warnings.warn(
                 "a condition meets an integer in &, | or ^, which bind tighter than ==, < and the like;"
                 f" parenthesise: (a >= b) & (c % 2 == 0)\n{user_line()}",
@@ -139,9 +139,9 @@ def _bitwise(op: BinaryOp) -> Binary:
 def invert(r: RegionTrace, x: object) -> Symbol:
     """Not, on conditions; the complement, on integers."""
     value = r.symbol(x)
-    if value.type == f32:
+    if value.scalar_type == f32:
         refuse(OperandError, "~ on a float", "compare first: ~(x > 0)")
-    ones = r.as_i1(True) if value.type == i1 else r.as_i64(-1)
+    ones = r.as_i1(True) if value.scalar_type == i1 else r.as_i64(-1)
     return r.emit(arith.XOrIOp(value.value, ones.value))
 
 
@@ -152,7 +152,7 @@ def _shift(op: BinaryOp) -> Binary:
 def truth(r: RegionTrace, x: object) -> Symbol:
     """Whether a value is not zero."""
     value = r.symbol(x)
-    return value if value.type == i1 else value != 0
+    return value if value.scalar_type == i1 else value != 0
 
 
 def _logical(op: BinaryOp) -> Binary:
@@ -161,8 +161,10 @@ def _logical(op: BinaryOp) -> Binary:
 
 def select(r: RegionTrace, condition: object, a: object, b: object) -> Symbol:
     chosen = r.symbol(condition)
-    if chosen.type != i1:
-        refuse(OperandError, f"the condition of a where is {chosen.type}", "compare it: torch.where(x != 0, a, b)")
+    if chosen.scalar_type != i1:
+        refuse(
+            OperandError, f"the condition of a where is {chosen.scalar_type}", "compare it: torch.where(x != 0, a, b)"
+        )
     left, right = r.common(a, b)
     return r.emit(arith.SelectOp(chosen.value, left.value, right.value))
 
@@ -171,7 +173,7 @@ def select(r: RegionTrace, condition: object, a: object, b: object) -> Symbol:
 def _extremum(integer: BinaryOp, logical: BinaryOp, float_: BinaryOp) -> Binary:
     def function(r: RegionTrace, a: object, b: object) -> Symbol:
         left, right = r.common(a, b)
-        op = float_ if left.type == f32 else integer if left.type == i64 else logical
+        op = float_ if left.scalar_type == f32 else integer if left.scalar_type == i64 else logical
         return r.emit(op(left.value, right.value))
 
     return function

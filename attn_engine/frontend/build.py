@@ -20,6 +20,7 @@ from attn_engine.frontend.definition import Definition, UserFunction
 from attn_engine.frontend.derived import Position, Recipe, Recipes, repeat
 from attn_engine.frontend.identity import reachable_tensors
 from attn_engine.frontend.online_func import FOLDING_FUNCTIONS, OnlineFunc, trace_online_func
+from attn_engine.frontend.operators import untraced
 from attn_engine.frontend.reductions import ROW_FUNCTIONS, SCALAR_FUNCTIONS
 from attn_engine.frontend.region import Level, RegionTrace
 from attn_engine.frontend.softmax_like import is_softmax_like
@@ -195,10 +196,10 @@ def _trace_mask(
     def call(region: RegionTrace) -> None:
         inputs = [CustomInputs(region, definition.custom_io, custom)] if arity == 5 else []
         result = _returned(region, function, function(*inputs, *region.arguments))
-        if result.type != i1:
+        if result.scalar_type != i1:
             refuse(
                 ReturnValueError,
-                f"mask_mod returns {result.type}, not a condition",
+                f"mask_mod returns {result.scalar_type}, not a condition",
                 "return a comparison such as q_idx >= kv_idx; for a table of integers, table[q_idx, kv_idx] != 0",
                 function,
             )
@@ -288,13 +289,25 @@ def _returned(region: RegionTrace, function: UserFunction, result: Any) -> Symbo
             "return one traced value; every path of the function needs a return",
             function,
         )
+    if isinstance(result, torch.Tensor) and _elements(result) != 1:
+        refuse(
+            ReturnValueError,
+            f"{region.name} returns a tensor of shape {tuple(result.shape)}",
+            "return one element of it: table[b, h, q_idx, kv_idx]",
+            function,
+        )
     return region.symbol(result)
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    with untraced():
+        return tensor.numel()
 
 
 def _number(region: RegionTrace, function: UserFunction, result: Any) -> Symbol:
     """The returned value as f32."""
     symbol = _returned(region, function, result)
-    if symbol.type == i1:
+    if symbol.scalar_type == i1:
         refuse(
             ReturnValueError,
             f"{region.name} returns a condition, not a number",

@@ -69,7 +69,7 @@ def frac(r: RegionTrace, x: object) -> Symbol:
 def fmod(r: RegionTrace, a: object, b: object) -> Symbol:
     """The remainder of truncating division: it has the sign of a."""
     x, y = r.common(a, b)
-    if x.type == f32:
+    if x.scalar_type == f32:
         return x - r.emit(math.TruncOp((x / y).value)) * y
     size = absolute(r, x) % absolute(r, y)
     return select(r, x < 0, -size, size)

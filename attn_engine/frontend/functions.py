@@ -27,13 +27,20 @@ def cast_to(r: RegionTrace, x: object, *args: object, dtype: object = None, **_:
     return value
 
 
+def cast_by_type(r: RegionTrace, x: object, dtype: object = None, **_: object) -> Symbol:
+    """`.type(dtype)`; without a dtype it would be a text."""
+    if dtype is None:
+        refuse(UnsupportedFunctionError, ".type() of a traced value, which is a text", "write x.dtype == torch.float32")
+    return cast_to(r, x, dtype)
+
+
 def _cast(r: RegionTrace, value: Symbol, dtype: torch.dtype) -> Symbol:
     if dtype == torch.float32:
         return r.as_f32(value)
     if dtype == torch.bool:
         return truth(r, value)
     if dtype in (torch.int32, torch.int64):
-        return r.emit(arith.FPToSIOp(value.value, i64)) if value.type == f32 else r.as_i64(value)
+        return r.emit(arith.FPToSIOp(value.value, i64)) if value.scalar_type == f32 else r.as_i64(value)
     raise refusal(
         UnsupportedFunctionError,
         f"a cast to {dtype}",
@@ -61,8 +68,8 @@ def full_like(r: RegionTrace, x: object, fill_value: object, **_: object) -> Sym
     like = r.symbol(x)
     number = as_number(fill_value)
     if number is not None:
-        return r.emit(constant_op(number, like.type), level=r.level(like))
-    value = r.symbol(fill_value, like.type)
+        return r.emit(constant_op(number, like.scalar_type), level=r.level(like))
+    value = r.symbol(fill_value, like.scalar_type)
     return r.emit(arith.SelectOp(r.as_i1(True).value, value.value, value.value), level=r.level(like))
 
 
@@ -113,7 +120,7 @@ _CASTS: dict[str, Function] = {
     "stack": stack,
     "tensor": same,
     "to": cast_to,
-    "type": cast_to,
+    "type": cast_by_type,
     "type_as": cast_to,
     "unsqueeze": unsqueeze,
     "zeros_like": _filled(0),

@@ -104,6 +104,17 @@ class KnownSymbol(Symbol):
         return f"<initial value {self.number}>"
 
 
+class RowValues(dict[str, Symbol]):
+    """The numbers of a row by name, as methods of an OnlineFunc get them."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        refuse(
+            OnlineFuncError,
+            f"there is no number of the row named {name!r}, but {', '.join(self) or 'none at all'}",
+            'declare it in the online_rowscales that __init__ passes on: SymbolScalar("r", Var(0.0))',
+        )
+
+
 def _is(operand: object, *numbers: float) -> bool:
     return isinstance(operand, KnownSymbol) and operand.number in numbers
 
@@ -223,7 +234,8 @@ class RowVectorSymbol(TracedValue):
 def trace_online_func(region: RegionTrace, online: OnlineFunc) -> tuple[Symbol, tuple[str, ...]]:
     """The weight of an element, and the names of the final row values."""
     scores, b, h, q_idx, _ = region.arguments
-    start = {name: KnownSymbol(region, scalar.var.number) for name, scalar in online.online_rowscales.items()}
+    scalars = online.online_rowscales.items()
+    start = RowValues({name: KnownSymbol(region, scalar.var.number) for name, scalar in scalars})
     result = cast("object", online.online_fwd(scores, start, b, h, q_idx))
     if not isinstance(result, tuple) or len(result) != 3:  # type: ignore[arg-type]
         _broken(online.online_fwd, "online_fwd does not return (scores, online_rowscales, o_scale)")
@@ -245,11 +257,11 @@ def trace_online_func(region: RegionTrace, online: OnlineFunc) -> tuple[Symbol, 
 
 def _row_values(
     region: RegionTrace, function: Callable[..., object], values: object, names: set[str], what: str
-) -> dict[str, Symbol]:
+) -> RowValues:
     """A returned dict of row values, checked: the declared names, one number per row each."""
     if not isinstance(values, Mapping) or set(cast("Mapping[str, object]", values)) != names:
         _broken(function, f"the returned {what} are not a dict of {', '.join(sorted(names)) or 'nothing'}, as declared")
-    checked: dict[str, Symbol] = {}
+    checked = RowValues()
     for name, value in cast("Mapping[str, object]", values).items():
         symbol = value if isinstance(value, Symbol) else region.as_f32(value)
         if not isinstance(symbol, KnownSymbol) and region.level(symbol) is Level.ELEMENT:

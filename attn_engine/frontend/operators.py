@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import torch
 
-from attn_engine.errors import LeakedValueError, UnsupportedFunctionError
+from attn_engine.errors import ConcreteValueError, LeakedValueError, UnsupportedFunctionError
 from attn_engine.frontend.source import refusal, refuse
 
 if TYPE_CHECKING:
@@ -28,6 +28,19 @@ class TracedValue:
     def trace_call(self, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> Any:
         """Take over a call that this value is an argument of; NotImplemented where any function may take it."""
         return NotImplemented
+
+
+def contains_traced(values: Iterable[object]) -> bool:
+    """Whether there is a traced value among arguments, or in lists, tuples and slices of them."""
+    for value in values:
+        if isinstance(value, TracedValue):
+            return True
+        if isinstance(value, slice):
+            bounds = cast("slice[object, object, object]", value)
+            value = (bounds.start, bounds.stop, bounds.step)
+        if isinstance(value, tuple | list) and contains_traced(cast("Sequence[object]", value)):
+            return True
+    return False
 
 
 _NUMPY_OPERATORS = {
@@ -70,6 +83,22 @@ class Operators(TracedValue):
             UnsupportedFunctionError,
             f"numpy's {name} on a traced value",
             f"write torch.{name}, or with operators; numpy may make numbers and tensors outside of the function",
+        )
+
+    def __array_function__(self, function: Any, types: object, args: object, kwargs: object) -> NoReturn:
+        refuse(
+            UnsupportedFunctionError,
+            f"numpy's {function.__name__} on a traced value",
+            "write torch's function of that kind, torch.where or operators; numpy may make numbers and tensors outside of"
+            " the function",
+        )
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        refuse(
+            ConcreteValueError,
+            "numpy needs the number of a traced value here (an array's index, np.array, np.asarray, a numpy type)",
+            "of an array that is indexed make a tensor outside of the function, values = torch.from_numpy(array), and write"
+            " values[i]; write torch functions in place of numpy's",
         )
 
     @classmethod
@@ -129,8 +158,9 @@ class Operators(TracedValue):
     def __rdivmod__(self, other: Operand) -> tuple[Any, Any]:
         return other // self, other % self
 
-    def __pow__(self, other: Operand) -> Any:
-        return self._apply("pow", self, other)
+    def __pow__(self, other: Operand, modulus: Operand | None = None) -> Any:
+        power = self._apply("pow", self, other)
+        return power if modulus is None else power % modulus
 
     def __rpow__(self, other: Operand) -> Any:
         return self._apply("pow", other, self)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from xdsl.ir import Attribute, Region
 
-from attn_engine.errors import AttnEngineError
+from attn_engine.errors import AttnEngineError, TraceError
 from attn_engine.frontend.build import ELEMENT
 from attn_engine.frontend.reductions import SCALAR_FUNCTIONS
 from attn_engine.frontend.region import RegionTrace
@@ -49,9 +49,10 @@ class _Inputs(Mapping[str, Symbol]):
 
 def trace_mods(
     mods: Mapping[str, Mod | None], inputs: Mapping[str, Tensor], fixed: Mapping[str, Sequence[bool]]
-) -> TracedMods | None:
-    """The regions of functions (x) or (x, inputs) on whole tensors; None where they are more than element by element.
+) -> TracedMods | TraceError | None:
+    """The regions of functions (x) or (x, inputs) on whole tensors.
 
+    None, or why not, where they are more than element by element: then they run on whole tensors.
     `inputs` have four dimensions; `fixed` says which of them hold one number for all.
     """
     tracer = Tracer(
@@ -60,6 +61,9 @@ def trace_mods(
     )
     try:
         regions = {name: _traced(name, mod, tracer, inputs, fixed) for name, mod in mods.items() if mod is not None}
+    except TraceError as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)  # frames hold the tensors of the call
     except (AttnEngineError, TypeError, AttributeError, ValueError, RuntimeError):
         return None
     if tracer.reads_values:

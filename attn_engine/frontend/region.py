@@ -147,9 +147,9 @@ class RegionTrace:
 
     def promote(self, symbol: Symbol, type_: Attribute) -> Symbol:
         """A bool counts as 0 or 1, an integer becomes a float."""
-        if symbol.type == type_:
+        if symbol.scalar_type == type_:
             return symbol
-        match (_RANK[symbol.type], _RANK[type_]):
+        match (_RANK[symbol.scalar_type], _RANK[type_]):
             case (0, 1):
                 return self.emit(arith.ExtUIOp(symbol.value, i64))
             case (0, 2):
@@ -159,7 +159,7 @@ class RegionTrace:
             case _:
                 raise refusal(
                     OperandError,
-                    f"a value is {symbol.type} where {type_} is needed",
+                    f"a value is {symbol.scalar_type} where {type_} is needed",
                     "cast it: x.long() truncates, (x != 0) makes a condition",
                 )
 
@@ -183,7 +183,7 @@ class RegionTrace:
             return _RANK[natural_type(number)]
         if isinstance(operand, torch.Tensor):
             return 2 if operand.is_floating_point() else 0 if operand.dtype == torch.bool else 1
-        return _RANK[self.symbol(operand).type]
+        return _RANK[self.symbol(operand).scalar_type]
 
     # Captures
     def read_whole(self, tensor: torch.Tensor) -> Symbol:
@@ -242,10 +242,10 @@ class RegionTrace:
                 "index it to one element with integers; slice, reshape and reduce it outside of the function",
             )
         symbol = self.symbol(index)
-        if symbol.type != i64:
+        if symbol.scalar_type != i64:
             refuse(
                 CaptureIndexError,
-                f"an index of tensor '{self.tracer.name_of(tensor)}' is {symbol.type}",
+                f"an index of tensor '{self.tracer.name_of(tensor)}' is {symbol.scalar_type}",
                 "make it an integer: x.long()",
             )
         return symbol
@@ -253,8 +253,8 @@ class RegionTrace:
     def at_channel(self, value: Symbol, index: object) -> Symbol:
         """What a value of a mod is at another channel of its row; indices go round."""
         place = self.symbol(index)
-        if place.type != i64:
-            refuse(OperandError, f"a channel is {place.type}", "index by an integer that is made of the channel")
+        if place.scalar_type != i64:
+            refuse(OperandError, f"a channel is {place.scalar_type}", "index by an integer that is made of the channel")
         around = self.apply("remainder", (place, self.channels), {})
         unexpected = _arguments_behind(around.value) - {self.block.args[4]}
         if unexpected:

@@ -68,12 +68,12 @@ class Symbol(Operators):
         return self._value
 
     @property
-    def type(self) -> Attribute:
+    def scalar_type(self) -> Attribute:
         return self.value.type
 
     @property
     def dtype(self) -> torch.dtype:
-        return _DTYPES[self.type]
+        return _DTYPES[self.scalar_type]
 
     @property
     def ndim(self) -> int:
@@ -107,6 +107,14 @@ class Symbol(Operators):
     def __repr__(self) -> str:
         return f"<traced {self._value.type} in {self.region.name}>"
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            self._concrete()
+        return repr(self)
+
+    def __deepcopy__(self, memo: object) -> Symbol:
+        return self
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -132,7 +140,7 @@ class Symbol(Operators):
     def _concrete(self) -> NoReturn:
         refuse(
             ConcreteValueError,
-            "Python needs the number of a traced value here (float(), int(), a function of math, a list index)",
+            "Python needs the number of a traced value here (float(), int(), a function of math, a list index, a format)",
             "write x.float() or x.long() for a cast, torch.exp for math.exp,"
             " and torch.tensor(values) in place of a list, made outside of the function and indexed as values[i]",
         )

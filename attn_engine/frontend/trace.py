@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,9 +16,10 @@ from xdsl.ir import Attribute
 
 from attn_engine.errors import CaptureTypeError, InPlaceWriteError, SignatureError
 from attn_engine.frontend.derived import Steps
+from attn_engine.frontend.foreign import explained
+from attn_engine.frontend.operators import contains_traced
 from attn_engine.frontend.region import RegionTrace
 from attn_engine.frontend.source import refusal, refuse
-from attn_engine.frontend.symbols import TracedValue
 from attn_engine.frontend.writes import Writes, memory, tensors_in, version
 
 ELEMENT_TYPES: dict[torch.dtype, Attribute] = {
@@ -109,16 +110,20 @@ class Tracer:
 
         Raises:
             InPlaceWriteError: if the function has written into what it must not; errors of its own say so in a note.
+            TraceError: for what cannot be traced.
         """
         region = RegionTrace(name, self, leading, functions)
         try:
             with _TracingMode(region):
                 call(region)
         except Exception as error:
+            told = explained(error) or error
             written = None if isinstance(error, InPlaceWriteError) else self.writes.found()
             if written is not None:
-                error.add_note(f"{written} while {name} was traced, before this error")
-            raise
+                told.add_note(f"{written} while {name} was traced, before this error")
+            if told is error:
+                raise
+            raise told from error
         self.writes.check(name, function)
         return region
 
@@ -205,7 +210,7 @@ class _TracingMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, name = dict(kwargs or {}), _name_of(func)
-        if not _contains_traced([*args, *kwargs.values()]):
+        if not contains_traced([*args, *kwargs.values()]):
             result = self.region.tracer.writes.run(func, name, args, kwargs)
             self.region.tracer.note(func, args, kwargs, result)
             return result
@@ -233,18 +238,6 @@ def _name_of(function: Callable[..., object]) -> str:
     return re.sub(
         r"^(special_|linalg_)", "", name.removeprefix("__").removesuffix("__") if name.startswith("__") else name
     )
-
-
-def _contains_traced(values: Iterable[object]) -> bool:
-    for value in values:
-        if isinstance(value, TracedValue):
-            return True
-        if isinstance(value, slice):
-            bounds = cast("slice[object, object, object]", value)
-            value = (bounds.start, bounds.stop, bounds.step)
-        if isinstance(value, tuple | list) and _contains_traced(value):  # type: ignore[arg-type]
-            return True
-    return False
 
 
 def _is_tensors(result: object) -> bool:

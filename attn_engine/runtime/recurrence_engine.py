@@ -5,16 +5,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from attn_engine.errors import CustomInputError, LayoutError, MetaMismatchError, ReturnValueError, SignatureError
+from attn_engine.errors import (
+    ConcreteValueError,
+    ControlFlowError,
+    CustomInputError,
+    InPlaceWriteError,
+    LayoutError,
+    MetaMismatchError,
+    OperandError,
+    ReturnValueError,
+    SignatureError,
+    TraceError,
+)
 from attn_engine.frontend.checks import DTYPES
 from attn_engine.frontend.custom_io import CustomIO, MetaTensor, check_custom
+from attn_engine.frontend.foreign import raised_at
 from attn_engine.frontend.recurrence import Operands
 from attn_engine.frontend.recurrence_mods import TracedMods, trace_mods
 from attn_engine.frontend.source import refuse
+from attn_engine.frontend.writes import version
 from attn_engine.runtime import recurrence_mods
 from attn_engine.runtime.eager import is_plain
 from attn_engine.runtime.engine import check_meta
@@ -28,6 +42,8 @@ from attn_engine.runtime.recurrence_inspect import (
 from attn_engine.runtime.recurrence_tune import RecurrenceTuner, tuning
 
 Mod = Callable[..., Tensor]
+_OF_TENSORS_TOO = (ConcreteValueError, ControlFlowError, OperandError)
+"""What tracing refuses and whole tensors cannot do either."""
 AXES = {"batch": 0, "heads": 1, "seq_len": 2}
 
 
@@ -53,6 +69,8 @@ class LinearAttentionEngine:
 
     Raises:
         LayoutError, MetaMismatchError, CustomInputError: for arguments that do not fit.
+        TraceError: of a call, for functions that give no tensor of the operand's shape, write into what they are given, or
+            need a Python number where there is a tensor.
     """
 
     def __init__(
@@ -76,7 +94,7 @@ class LinearAttentionEngine:
         self.mods = {"q": q_mod, "k": k_mod, "v": v_mod, "decay": decay_mod}
         self.custom_io = custom_io or CustomIO()
         self.tuner = RecurrenceTuner(tune_file, measure=tune) if tune or tune_file else None
-        self._regions: dict[tuple[object, ...], TracedMods | None] = {}
+        self._regions: dict[tuple[object, ...], TracedMods | TraceError | None] = {}
 
     def __call__(
         self,
@@ -187,7 +205,8 @@ class LinearAttentionEngine:
         if (dtypes, *wanted) not in self._regions:
             fixed = {name: _alike(self.custom_io.shapes[name]) for name in inputs}
             self._regions[dtypes, *wanted] = trace_mods(wanted, inputs, fixed)
-        return self._regions[dtypes, *wanted]
+        found = self._regions[dtypes, *wanted]
+        return None if isinstance(found, TraceError) else found
 
     def _all_made(self, given: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """q, k, v and the log decay as their functions make them."""
@@ -214,7 +233,29 @@ class LinearAttentionEngine:
         mod = self.mods[name]
         if mod is None:
             return x
-        result = mod(x) if _parameters(name, mod) == 1 else mod(x, inputs)
+        arguments = (x,) if _parameters(name, mod) == 1 else (x, inputs)
+        before = [version(tensor) for tensor in (x, *inputs.values())]
+        try:
+            result = cast("object", mod(*arguments))
+        except Exception as error:
+            told = self._told(error)
+            if told is None:
+                raise
+            raise told from error
+        if [version(tensor) for tensor in (x, *inputs.values())] != before:
+            refuse(
+                InPlaceWriteError,
+                f"{name}_mod has written into what it is given, which is the caller's",
+                "make another: x = x.add(1)",
+                mod,
+            )
+        if not isinstance(result, Tensor):
+            refuse(
+                ReturnValueError,
+                f"{name}_mod returns {'None' if result is None else f'a {type(result).__name__}'}",
+                "return a tensor with one element for each element of the operand; every path needs a return",
+                mod,
+            )
         if result.shape != x.shape:
             refuse(
                 ReturnValueError,
@@ -223,6 +264,13 @@ class LinearAttentionEngine:
                 mod,
             )
         return result if name == "decay" else result.to(x.dtype)
+
+    def _told(self, error: Exception) -> TraceError | None:
+        """What a trace has said of the line that has failed, if that holds for whole tensors too."""
+        line = raised_at(error)
+        refused = [found for found in self._regions.values() if isinstance(found, _OF_TENSORS_TOO)]
+        found = next((found for found in refused if found.where == line), None)
+        return None if found is None else type(found)(found.problem, found.fix, found.where)
 
 
 def _parameters(name: str, mod: Mod) -> int:
