@@ -64,7 +64,8 @@ def flex_attention(
     """softmax(score_mod(scale * query key^T), over the keys that block_mask shows) value.
 
     Args:
-        query, key, value: [B, Hq, L, E], [B, Hkv, S, E], [B, Hkv, S, Ev]; float16, bfloat16 or float32.
+        query, key, value: [B, Hq, L, E], [B, Hkv, S, E], [B, Hkv, S, Ev]; float16, bfloat16 or float32. Keys and
+            values of a batch of 1 (pages, say) are those of every batch if block_mask is made for the batch of query.
         score_mod: (score, b, h, q_idx, kv_idx) -> score.
         block_mask: from `create_block_mask`, ours or torch's, made for these lengths, and for this or any
             batch and number of heads.
@@ -85,6 +86,7 @@ def flex_attention(
         )
     if return_lse and return_aux is not None:
         raise ArgumentError("return_lse and return_aux exclude each other: pass return_aux=AuxRequest(lse=True)")
+    key, value = _of_every_batch(query, key, value, block_mask)
     options = read_kernel_options(kernel_options)
     definition = Definition(score_mod=score_mod, mask_mod=_mask(block_mask, query, key))
     attention = shared_attention(definition, options.backend, options, deterministic)
@@ -95,6 +97,16 @@ def flex_attention(
     if return_aux is None:
         return results[0]
     return results[0], AuxOutput(results[1] if aux.lse else None, results[-1].detach() if aux.max_scores else None)
+
+
+def _of_every_batch(query: Tensor, key: Tensor, value: Tensor, block_mask: object) -> tuple[Tensor, Tensor]:
+    """Keys and values, shared where torch shares them: what each batch reads of them is for a mask of that batch to say."""
+    batch = query.shape[0] if query.ndim == 4 else 1
+    if batch == 1 or key.ndim != 4 or value.ndim != 4 or not key.shape[0] == value.shape[0] == 1:
+        return key, value
+    if not isinstance(block_mask, BlockMask | torch_flex.BlockMask) or block_mask.shape[0] != batch:
+        return key, value
+    return key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
 
 
 def _mask(block_mask: object, query: Tensor, key: Tensor) -> Callable[..., Any] | None:

@@ -251,18 +251,18 @@ def document(ids: torch.Tensor) -> Mask:
 
 
 def and_masks(*masks: Mask) -> Mask:
-    """Visible where all masks say so."""
+    """Visible where all masks say so: everywhere, if there are none."""
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return reduce(lambda a, c: a & c, [mask(b, h, q_idx, kv_idx) for mask in masks])
+        return reduce(lambda a, c: a & c, [mask(b, h, q_idx, kv_idx) for mask in masks]) if masks else True
 
     return mask_mod
 
 
 def or_masks(*masks: Mask) -> Mask:
-    """Visible where any mask says so."""
+    """Visible where any mask says so: nowhere, if there are none."""
 
     def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return reduce(lambda a, c: a | c, [mask(b, h, q_idx, kv_idx) for mask in masks])
+        return reduce(lambda a, c: a | c, [mask(b, h, q_idx, kv_idx) for mask in masks]) if masks else False
 
     return mask_mod

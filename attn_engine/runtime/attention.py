@@ -129,7 +129,8 @@ class Attention(Inspection):
             check_offsets("cu_seqlens_k", keys)
         tokens = (Tokens.of(cu_seqlens_q, q.shape[2], 1), Tokens.of(keys, k.shape[2], 0))
         mask = self.definition.mask_mod
-        own = self._with_mask(of_packed(mask, cu_seqlens_q, keys)) if isinstance(mask, Mask) else self
+        ends = cu_seqlens_q.clamp(max=q.shape[2]), keys.clamp(max=k.shape[2])
+        own = self._with_mask(of_packed(mask, *ends)) if isinstance(mask, Mask) else self
         return replace(own, definition=packed(own.definition, *tokens))
 
     def _with_mask(self, mask_mod: UserFunction) -> Attention:

@@ -186,17 +186,24 @@ def by_table(mask_mod: Mask | None, states: Tensor, block: tuple[int, int]) -> M
     return table_mask
 
 
-_MEANINGS: WeakKeyDictionary[torch_flex.BlockMask, tuple[Mask, Mask | None]] = WeakKeyDictionary()
+Parts = tuple[tuple[object, int], ...]
+_MEANINGS: WeakKeyDictionary[torch_flex.BlockMask, tuple[Parts, Mask | None]] = WeakKeyDictionary()
 
 
 def mask_of(mask: AnyBlockMask) -> Mask | None:
-    """The mask function that means the same, None where everything is visible; found once per object."""
+    """The mask function that means the same, None where everything is visible; found once for what an object holds now."""
     if isinstance(mask, BlockMask):
         return mask.mask_mod
-    found = _MEANINGS.get(mask)
-    if found is None or found[0] is not mask.mask_mod:
-        found = _MEANINGS[mask] = (mask.mask_mod, _meaning(mask))
+    parts, found = _parts(mask), _MEANINGS.get(mask)
+    if found is None or any(a is not b or m != n for (a, m), (b, n) in zip(found[0], parts, strict=True)):
+        found = _MEANINGS[mask] = (parts, _meaning(mask))
     return found[1]
+
+
+def _parts(mask: torch_flex.BlockMask) -> Parts:
+    """Its function and the tensors of its table, each with the number of writes into it as far as torch counts them."""
+    table = (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    return (mask.mask_mod, 0), *((t, 0 if t is None or t.is_inference() else t._version) for t in table)
 
 
 def _meaning(mask: torch_flex.BlockMask) -> Mask | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attn_engine.backends.cpu.gather import gather
 from tests.support.cpu import G4, LOAD, STORE, XY, check, program, xy
 
 GATHER = """%n = tile.range %i4 : tensor<4xi32>
@@ -23,6 +24,15 @@ GATHER = """%n = tile.range %i4 : tensor<4xi32>
 def test_gather(guard: str, rows: int):
     x, y = xy(rows)[0], xy()[1]
     check(program(GATHER.replace("IF", guard) + STORE, XY), [x, y])
+
+
+def test_a_guard_hides_any_number():
+    """Nothing as long as the distance of two of them is made."""
+    memory, far = torch.arange(8.0), 2**40
+    index = torch.tensor([0, 1, 2, far])
+    assert gather(memory, [index], index < 8).tolist() == [0, 1, 2, 0]
+    assert gather(memory, [torch.tensor([-far, 0, far])], torch.tensor([False, True, False])).tolist() == [0, 0, 0]
+    assert gather(memory, [torch.tensor([0, 2, 4])], torch.tensor([True, True, False])).tolist() == [0, 2, 0]
 
 
 GATHERED = {

@@ -75,6 +75,44 @@ def test_the_largest_score_costs_no_gradient_and_the_lse_has_one():
     torch.testing.assert_close(dq, want, rtol=1e-4, atol=1e-5)
 
 
+def test_a_table_that_is_written_into_is_read_again():
+    q, k, v = qkv()
+    numbers, indices = torch.ones(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3, 3, dtype=torch.int32)
+    mask = torch_flex.BlockMask.from_kv_blocks(numbers, indices, BLOCK_SIZE=16, seq_lengths=(40, 40))
+    for first in (0, 1):
+        mask.kv_indices.fill_(first)
+        visible = torch.zeros(40, 40, dtype=torch.bool)
+        visible[:, 16 * first : 16 * first + 16] = True
+        o = flex_attention(q, k, v, block_mask=mask)
+        torch.testing.assert_close(o.double(), dense(q, k, v, visible)[0], rtol=1e-5, atol=1e-5)
+    assert mask_of(mask) is mask_of(mask)
+
+
+def test_keys_of_a_batch_of_one_are_those_of_every_batch():
+    """As in torch only with a mask for each batch: pages, for one, which differ in which of them a batch reads."""
+    q, k, v = (x.clone().requires_grad_() for x in qkv())
+    one = [x[:1].detach().requires_grad_() for x in (k, v)]
+    mask = theirs(lambda b, h, i, j: (i >= j) & (j >= b), (2, None, 40, 40))
+    o = flex_attention(q, *one, block_mask=mask)
+    want = flex_attention(q, *(x.expand(2, -1, -1, -1) for x in one), block_mask=mask)
+    assert torch.equal(o, want)
+    plain = torch_flex.flex_attention(*(x.detach() for x in (q, *one)), block_mask=mask)
+    torch.testing.assert_close(o.detach(), plain)
+    got, right = (torch.autograd.grad(x.square().sum(), [q, *one]) for x in (o, want))
+    assert all(map(torch.equal, got, right))
+    for keys, values, other in ((one[0], v, mask), (*one, theirs(causal)), (*one, None)):
+        with pytest.raises(errors.BatchError):
+            flex_attention(q, keys, values, block_mask=other)
+
+
+@pytest.mark.parametrize(("combined", "visible"), [(and_masks(), True), (or_masks(), False)])
+def test_of_no_masks(combined, visible):
+    q, k, v = qkv()
+    o = flex_attention(q, k, v, block_mask=create_block_mask(combined, None, None, 40, 40))
+    want = dense(q, k, v, torch.ones(40, 40, dtype=torch.bool))[0] if visible else torch.zeros_like(o).double()
+    torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_scale_score_function_and_grouped_heads():
     q, k, v = qkv(kv_heads=1)
     o = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.1, scale=0.5, enable_gqa=True)

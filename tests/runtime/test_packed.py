@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import attn_engine
-from attn_engine import errors, library
+from attn_engine import errors, library, masks
 from tests.support.engines import ALL, SMALL, blocks, counted_compilations
 
 D, HEADS, KV_HEADS = 8, 4, 2
@@ -110,6 +110,17 @@ def one_by_one(definition, q, k, v, cu_q, cu_k, weight):
 )
 def test_as_one_by_one(name, lengths):
     check(name, lengths, "cpu")
+
+
+def test_a_sequence_ends_with_the_tokens_for_masks_measured_from_its_last_key_too():
+    q, k, v = (torch.randn(1, 2, n, D, generator=torch.Generator().manual_seed(n)) for n in (20, 30, 30))
+    mask = masks.causal(bottom_right=True)
+    o = attn_engine.attention(
+        q, k, v, mask_mod=mask, cu_seqlens_q=offsets(8, 15), cu_seqlens_k=offsets(10, 50), backend="cpu"
+    )
+    for queries, keys in ((slice(8), slice(10)), (slice(8, 20), slice(10, 30))):
+        alone = attn_engine.attention(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask_mod=mask, backend="cpu")
+        torch.testing.assert_close(o[:, :, queries], alone)
 
 
 @pytest.mark.parametrize("backend", [b for b in ALL if b != "cpu"])

@@ -75,7 +75,10 @@ def _block(memory: Tensor, indices: Sequence[Scalar], padded: bool) -> Block | N
             return None
         values = cast(list[int], index.flatten().tolist())
         step = values[1] - values[0]
-        if step <= 0 or values != list(range(values[0], values[-1] + 1, step)):
+        # Behind a guard they may be any numbers: the last tells how many there would be before they are listed.
+        if step <= 0 or values[-1] != values[0] + step * (len(values) - 1):
+            return None
+        if values != list(range(values[0], values[-1] + 1, step)):
             return None
         low, high = bisect_left(values, 0), bisect_left(values, size)
         if not padded and high - low < len(values):
