@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from attn_engine.errors import DtypeError, RankError, ScaleError, StateShapeError
+from attn_engine.errors import (
+    DtypeError,
+    NoGradientError,
+    RankError,
+    ScaleError,
+    StateShapeError,
+    UnsupportedGradientError,
+)
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
 from attn_engine.runtime import recurrence_op
+from attn_engine.runtime.eager import is_plain, trains
 from attn_engine.runtime.recurrence_compile import FEW_TOKENS
 
 
@@ -92,11 +102,20 @@ def recurrence_step(
 ) -> Tensor:
     """o of one token per sequence, or of a few; `state` [B, H, K, V], float32, is replaced by the state after them.
 
-    For decoding: no gradients. The other arguments, and errors, are those of `recurrence`.
+    For decoding, under `torch.no_grad()` best. The other arguments, and errors, are those of `recurrence`.
+
+    Raises:
+        NoGradientError: for a state that requires a gradient, which would be that of a value that is gone.
+        UnsupportedGradientError: of a backward pass through o: a step has no gradients, `recurrence` has.
     """
     check_tensor("state", state)
     if state.dtype != torch.float32:
         raise DtypeError(f"state is {state.dtype}: it is updated in place, keep it in float32")
+    if state.requires_grad and torch.is_grad_enabled():
+        raise NoGradientError(
+            "state requires a gradient, but is replaced in place: pass state.detach() and keep that, decode under"
+            " torch.no_grad(), or call recurrence(..., initial_state=state, output_final_state=True), which has gradients"
+        )
     with torch.no_grad():
         operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
         check_recurrence(operands)
@@ -105,7 +124,30 @@ def recurrence_step(
             operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
             _scale(q, scale), backend or "", _is_wide(q, output_dtype),
         )  # fmt: skip
-    return o.transpose(1, 2)
+    return _without_gradients(o.transpose(1, 2), (q, k, v, decay, beta, weight))
+
+
+class _Stepped(torch.autograd.Function):
+    """o as it is; a gradient of it is an error, where without this there would be none, which nobody sees."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, *behind: Tensor | None) -> Tensor:
+        return o.view_as(o)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        raise UnsupportedGradientError(
+            "recurrence_step, which replaces its state in place",
+            "call recurrence(..., initial_state=state, output_final_state=True), or decode under torch.no_grad()",
+        )
+
+
+def _without_gradients(o: Tensor, behind: Sequence[Tensor | None]) -> Tensor:
+    """o, which depends on tensors in a way that has no derivative here. In code that torch compiles it is left detached."""
+    if torch.compiler.is_compiling() or not is_plain(behind) or not trains(behind):
+        return o
+    function: Any = _Stepped
+    return function.apply(o, *behind)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
