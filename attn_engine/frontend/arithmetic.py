@@ -27,26 +27,47 @@ MAX_MULTIPLIED_POWER = 8
 
 
 # Arithmetic
-def _arithmetic(integer: BinaryOp, float_: BinaryOp) -> Function:
-    def function(r: RegionTrace, a: object, b: object, *, alpha: object = 1) -> Symbol:
-        if alpha != 1:
-            b = multiply(r, b, alpha)
-        left, right = r.common(a, b, at_least=i64)
-        return r.emit((float_ if left.scalar_type == f32 else integer)(left.value, right.value))
+def _by_type(logical: BinaryOp, integer: BinaryOp, float_: BinaryOp) -> Binary:
+    """The op of the type that torch computes in: two conditions give a condition."""
+
+    def function(r: RegionTrace, a: object, b: object) -> Symbol:
+        left, right = r.common(a, b)
+        op = float_ if left.scalar_type == f32 else integer if left.scalar_type == i64 else logical
+        return r.emit(op(left.value, right.value))
 
     return function
 
 
-def multiply(r: RegionTrace, a: object, b: object) -> Symbol:
-    left, right = r.common(a, b, at_least=i64)
-    return r.emit((arith.MulfOp if left.scalar_type == f32 else arith.MuliOp)(left.value, right.value))
+multiply = _by_type(arith.AndIOp, arith.MuliOp, arith.MulfOp)
+_sum = _by_type(arith.OrIOp, arith.AddiOp, arith.AddfOp)
+
+
+def add(r: RegionTrace, a: object, b: object, *, alpha: object = 1) -> Symbol:
+    return _sum(r, a, b if alpha == 1 else multiply(r, b, alpha))
+
+
+def subtract(r: RegionTrace, a: object, b: object, *, alpha: object = 1) -> Symbol:
+    left, right = r.common(a, b if alpha == 1 else multiply(r, b, alpha))
+    if left.scalar_type == i1:
+        refuse(OperandError, "- of two conditions", "write a ^ b where they differ, a & ~b, or a.long() - b.long()")
+    return r.emit((arith.SubfOp if left.scalar_type == f32 else arith.SubiOp)(left.value, right.value))
 
 
 def divide(r: RegionTrace, a: object, b: object, *, rounding_mode: str | None = None) -> Symbol:
     if rounding_mode == "floor":
         return floor_divide(r, a, b)
-    quotient = r.emit(arith.DivfOp(r.as_f32(a).value, r.as_f32(b).value))
-    return quotient if rounding_mode is None else r.emit(math.TruncOp(quotient.value))
+    if rounding_mode == "trunc":
+        return _truncating_divide(r, a, b)
+    return r.emit(arith.DivfOp(r.as_f32(a).value, r.as_f32(b).value))
+
+
+def _truncating_divide(r: RegionTrace, a: object, b: object) -> Symbol:
+    """Towards zero; integers give an integer."""
+    left, right = r.common(a, b, at_least=i64)
+    if left.scalar_type == f32:
+        return r.emit(math.TruncOp(divide(r, left, right).value))
+    size = floor_divide(r, absolute(r, left), absolute(r, right))
+    return select(r, (left < 0) ^ (right < 0), -size, size)
 
 
 def floor_divide(r: RegionTrace, a: object, b: object) -> Symbol:
@@ -170,17 +191,8 @@ def select(r: RegionTrace, condition: object, a: object, b: object) -> Symbol:
 
 
 # Extrema
-def _extremum(integer: BinaryOp, logical: BinaryOp, float_: BinaryOp) -> Binary:
-    def function(r: RegionTrace, a: object, b: object) -> Symbol:
-        left, right = r.common(a, b)
-        op = float_ if left.scalar_type == f32 else integer if left.scalar_type == i64 else logical
-        return r.emit(op(left.value, right.value))
-
-    return function
-
-
-maximum = _extremum(arith.MaxSIOp, arith.OrIOp, arith.MaximumfOp)
-minimum = _extremum(arith.MinSIOp, arith.AndIOp, arith.MinimumfOp)
+maximum = _by_type(arith.OrIOp, arith.MaxSIOp, arith.MaximumfOp)
+minimum = _by_type(arith.AndIOp, arith.MinSIOp, arith.MinimumfOp)
 
 
 def clamp(r: RegionTrace, x: object, min: object = None, max: object = None) -> Symbol:
@@ -219,7 +231,7 @@ def _logical_not(r: RegionTrace, x: object) -> Symbol:
 
 ARITHMETIC: dict[str, Function] = {
     "abs": absolute,
-    "add": _arithmetic(arith.AddiOp, arith.AddfOp),
+    "add": add,
     "bitwise_and": _bitwise(arith.AndIOp),
     "bitwise_left_shift": _shift(arith.ShLIOp),
     "bitwise_not": invert,
@@ -251,6 +263,6 @@ ARITHMETIC: dict[str, Function] = {
     "remainder": remainder,
     "rsub": _reversed_subtract,
     "square": _square,
-    "sub": _arithmetic(arith.SubiOp, arith.SubfOp),
+    "sub": subtract,
     "where": select,
 }

@@ -7,7 +7,7 @@ import math as pymath
 from xdsl.dialects import math
 from xdsl.dialects.builtin import f32
 
-from attn_engine.frontend.activations import erf, exp, log, log1p, sigmoid, softplus, tanh
+from attn_engine.frontend.activations import erf, exp, hardtanh, log, log1p, sigmoid, softplus, tanh
 from attn_engine.frontend.arithmetic import absolute, clamp, divide, maximum, minimum, multiply, select
 from attn_engine.frontend.region import Function, RegionTrace
 from attn_engine.frontend.symbols import Symbol
@@ -76,7 +76,7 @@ def fmod(r: RegionTrace, a: object, b: object) -> Symbol:
 
 
 def hardsigmoid(r: RegionTrace, x: object) -> Symbol:
-    return clamp(r, r.as_f32(x) + 3.0, 0.0, 6.0) / 6.0
+    return hardtanh(r, r.as_f32(x) + 3.0, 0.0, 6.0) / 6.0
 
 
 def hardswish(r: RegionTrace, x: object) -> Symbol:
@@ -131,10 +131,10 @@ def nan_to_num(
 
 
 def xlogy(r: RegionTrace, x: object, y: object) -> Symbol:
-    """x log(y), and 0 where x is 0."""
-    factor = r.as_f32(x)
-    zero = factor == 0.0
-    return select(r, zero, 0.0, factor * log(r, select(r, zero, 1.0, r.as_f32(y))))
+    """x log(y), and 0 where x is 0, also beside a logarithm that is infinite or none; where it is finite x has its gradient."""
+    factor, number = r.as_f32(x), r.as_f32(y)
+    zero = (factor == 0.0) & ~((number > 0.0) & (number < float("inf")))
+    return select(r, zero, 0.0, factor * log(r, select(r, zero, 1.0, number)))
 
 
 def _degrees(factor: float) -> Function:

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
+from xdsl.dialects.builtin import i64
 
 from attn_engine.errors import CaptureIndexError, ReductionError, UnsupportedFunctionError
 from attn_engine.frontend.operators import Operators, untraced
@@ -206,8 +207,17 @@ def _reduces(name: str, args: Sequence[object], kwargs: Calls) -> bool:
     return True
 
 
+def _counted(region: RegionTrace, values: list[Any]) -> list[Any]:
+    """Conditions as 0 and 1: reductions count them, where + and * of two would give a condition."""
+    return [region.common(value, at_least=i64)[0] for value in values]
+
+
 def _total(region: RegionTrace, values: list[Any]) -> Any:
-    return reduce(lambda a, b: a + b, values) if values else region.symbol(0.0)
+    return reduce(lambda a, b: a + b, _counted(region, values)) if values else region.symbol(0.0)
+
+
+def _product(region: RegionTrace, values: list[Any]) -> Any:
+    return reduce(lambda a, b: a * b, _counted(region, values))
 
 
 def _pairwise(name: str) -> Callable[[RegionTrace, list[Any]], Any]:
@@ -236,7 +246,7 @@ _REDUCTIONS: dict[str, Callable[[RegionTrace, list[Any]], Any]] = {
     "max": _pairwise("maximum"),
     "mean": _mean,
     "min": _pairwise("minimum"),
-    "prod": _pairwise("mul"),
+    "prod": _product,
     "sum": _total,
 }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attn_engine.errors import OperandError
 from tests.support.frontend_tracing import evaluate
 
 INF, NAN = float("inf"), float("nan")
@@ -31,8 +32,8 @@ SMOOTH = {
     "tan": lambda x: torch.tan(x / 1000),
     "frac": torch.frac,
     "fmod": lambda x: torch.fmod(x, 2.25),
-    "hardsigmoid": lambda x: F.hardsigmoid(x * 0.99),
-    "hardswish": lambda x: F.hardswish(x * 0.99),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
     "softsign": F.softsign,
     "mish": F.mish,
     "tanhshrink": F.tanhshrink,
@@ -41,6 +42,7 @@ SMOOTH = {
     "threshold": lambda x: F.threshold(x, 0.7, -2.0),
     "logit": lambda x: torch.logit(torch.sigmoid(x / 100)),
     "xlogy": lambda x: torch.xlogy(x, x * x + 1),
+    "xlogy where x is 0": lambda x: torch.xlogy(x, (x - 2).abs()) + torch.xlogy(torch.relu(x), torch.relu(x)),
     "degrees": lambda x: torch.rad2deg(x) + torch.deg2rad(x),
     "nan_to_num": lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0),
     "where method": lambda x: x.where(x > 0.7, 3 * x),
@@ -223,6 +225,51 @@ def test_integers_are_pythons(name: str):
     value = evaluate(lambda s, b_, h, q_idx, kv_idx: 1.0 * function(q_idx, kv_idx), zero.double(), zero, zero, a, b)
     expected = torch.tensor([float(function(x, y)) for x, y in pairs], dtype=torch.float64)
     torch.testing.assert_close(value, expected)
+
+
+CONDITIONS = {
+    "+": lambda a, b: (a > 0) + (b > 0),
+    "+ of three": lambda a, b: (a > 0) + (b > 0) + (a > b),
+    "+ True": lambda a, b: (a > 0) + True,
+    "torch.add": lambda a, b: torch.add(a > 0, b > 0),
+    "*": lambda a, b: (a > 0) * (b > 0),
+    "torch.mul": lambda a, b: torch.mul(a > 0, b > 0),
+    "* ~": lambda a, b: (a > 0) * ~(b > 1) + (a == b),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_two_conditions_give_a_condition_as_in_torch(name: str):
+    function = CONDITIONS[name]
+    a, b = (torch.arange(-3, 4).repeat(7), torch.arange(-3, 4).repeat_interleave(7))
+    zero = torch.zeros((), dtype=torch.int64)
+    expected = function(a, b)
+    assert expected.dtype == torch.bool
+    value = evaluate(lambda b_, h, q, kv: function(q, kv), zero, zero, a, b, place="mask")
+    assert torch.equal(value.bool(), expected)
+    value = evaluate(lambda s, b_, h, q, kv: 1.0 * function(q, kv), zero.double(), zero, zero, a, b)
+    assert torch.equal(value, expected.double())
+
+
+def test_the_difference_of_two_conditions_is_refused_as_in_torch():
+    with pytest.raises(OperandError, match=r"a \^ b"):
+        evaluate(lambda s, b, h, q, kv: s + ((q > kv) - (q > 3)), torch.zeros(()).double())
+
+
+def test_truncating_division_of_integers_gives_an_integer():
+    a, b = (
+        column.flatten()
+        for column in torch.meshgrid(torch.arange(-7, 8), torch.tensor([-3, -2, 1, 2, 5]), indexing="ij")
+    )
+    table, zero = torch.arange(15.0), torch.zeros((), dtype=torch.int64)
+
+    def function(s, b_, h, q, kv):
+        return s + table[torch.div(q, kv, rounding_mode="trunc") + 7]
+
+    assert torch.equal(
+        evaluate(function, zero.double(), zero, zero, a, b),
+        table[torch.div(a, b, rounding_mode="trunc") + 7].double(),
+    )
 
 
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne])

@@ -42,6 +42,8 @@ CASES = {
     "mean": (lambda s, b, h, q, kv: s + ROWS[q].mean(), ROWS.mean(-1, keepdim=True)),
     "largest": (lambda s, b, h, q, kv: s + ROWS[q].amax(), ROWS.amax(-1, keepdim=True)),
     "product": (lambda s, b, h, q, kv: s + ROWS[q].prod(), ROWS.prod(-1, keepdim=True)),
+    "count": (lambda s, b, h, q, kv: s + (ROWS[q] > 0).sum(), (ROWS > 0).sum(-1, keepdim=True)),
+    "share": (lambda s, b, h, q, kv: s + (ROWS[q] > KEYS[kv]).float().mean(), (ROWS[:, None] > KEYS).double().mean(-1)),
     "functions": (lambda s, b, h, q, kv: s + torch.tanh(2 * ROWS[q] - 1).sum(), torch.tanh(2 * ROWS - 1).sum(-1, keepdim=True)),
     "where": (lambda s, b, h, q, kv: s + torch.where(ROWS[q] > 0, KEYS[kv], 0.0).sum(),
               torch.where(ROWS[:, None] > 0, KEYS, 0.0).sum(-1)),
