@@ -16,6 +16,7 @@ from attn_engine.frontend.functions import ELEMENTWISE
 from attn_engine.frontend.region import Function, Level, RegionTrace
 from attn_engine.frontend.source import refusal, refuse
 from attn_engine.frontend.symbols import Symbol
+from attn_engine.ir.dead_rows import has_infinities
 
 
 class NoIndices:
@@ -133,12 +134,13 @@ def _extremum(kind: ReduceKind, elementwise: Function) -> Function:
 
 
 def logsumexp(r: RegionTrace, x: object, dim: object = None, keepdim: bool = False) -> Symbol:
-    """max + log(sum(exp(x - max)))."""
+    """max + log(sum(exp(x - max))); of some scores, the others being -inf, it is -inf where there are none of them."""
     _check(dim)
     value = r.as_f32(x)
     top = reduce(r, ReduceKind.MAX, value, TieRule.SPLIT)
-    total = reduce(r, ReduceKind.SUM, r.emit(math.ExpOp((value - top).value)))
-    return top + r.emit(math.LogOp(total.value))
+    start = select(r, top == -float("inf"), 0.0, top) if has_infinities(value.value) else top
+    total = reduce(r, ReduceKind.SUM, r.emit(math.ExpOp((value - start).value)))
+    return start + r.emit(math.LogOp(total.value))
 
 
 def softmax(r: RegionTrace, x: object, dim: object = None, dtype: object = None) -> Symbol:

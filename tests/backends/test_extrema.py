@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import attn_engine
 from attn_engine import library
 from tests.support.compare import check, qkv, randn
 from tests.support.engines import INTERPRETED, SMALL
@@ -84,8 +85,34 @@ def smallest_above(s):
     return torch.where(s >= torch.where(s > 1, s, float("inf")).amin(), s, 0.25)
 
 
+def of_large(s):
+    """log(sum(exp)) of the scores above 1: -inf where there are none."""
+    return torch.logsumexp(torch.where(s > 1, s, float("-inf")), -1)
+
+
+def beside_large(s):
+    return torch.exp(s) / (1 + torch.exp(of_large(s)))
+
+
+def above_large(s):
+    return torch.sigmoid(s - of_large(s))
+
+
+def no_less_than_large(s):
+    return torch.maximum(s, of_large(s) - 0.5)
+
+
+def below_small(s):
+    return torch.sigmoid(s - torch.logsumexp(torch.where(s > 1, -float("inf"), -s), -1))
+
+
 @pytest.mark.parametrize(
-    "row", [two_largest, first_keys, twice_without_late_keys, smallest_above], ids=lambda row: row.__name__
+    "row",
+    [
+        *(two_largest, first_keys, twice_without_late_keys, smallest_above),
+        *(beside_large, above_large, no_less_than_large, below_small),
+    ],
+    ids=lambda row: row.__name__,
 )
 @pytest.mark.parametrize("backend", ["cpu", INTERPRETED, "reference"])
 def test_an_extremum_of_no_score_in_a_row_that_has_some(row: Any, backend: str):
@@ -93,15 +120,38 @@ def test_an_extremum_of_no_score_in_a_row_that_has_some(row: Any, backend: str):
     check(lambda: {"row": row, "mask_mod": library.causal}, qkv(sq=30, d=24), backend=backend)
 
 
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def by_log_softmax(x):
+    return torch.exp(torch.log_softmax(x, -1))
+
+
+def by_logsumexp(x):
+    return torch.exp(x - torch.logsumexp(x, -1))
+
+
+def by_guarded_maximum(x):
+    m = x.amax()
+    e = torch.exp(x - torch.where(m == float("-inf"), 0.0, m))
+    return torch.exp(x - (m + torch.log(e.sum())))
+
+
+@pytest.mark.parametrize(
+    "spelling", [softmax, by_log_softmax, by_logsumexp, by_guarded_maximum], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("backend", ["cpu", INTERPRETED, "reference"])
-def test_a_softmax_of_none_of_its_scores(backend: str):
-    """A row that hides all of its scores from its softmax is 0."""
+def test_a_softmax_of_none_of_its_scores(spelling: Any, backend: str):
+    """A row that hides all of its scores from its softmax is 0, and one loop finds it."""
 
     def row(s: Any) -> Any:
-        return torch.softmax(torch.where(s > 1, s, float("-inf")), -1)
+        return spelling(torch.where(s > 1, s, float("-inf")))
 
     def right(s: Tensor) -> Tensor:
         return torch.softmax(torch.where(s > 1, s, float("-inf")), -1) if (s > 1).any() else torch.zeros_like(s)
 
     tensors = qkv(sq=30, d=24)
     check(lambda: {"row": row}, tensors, backend=backend, reference=lambda: {"row": right})
+    online = attn_engine.compile(row=row).ir("attn", attn_engine.View(torch.float32, head_dim=24))
+    assert "], [" not in online.split(" init ")[1].split(" : tensor")[0]
