@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from attn_engine.errors import SecondDerivativeError
-from attn_engine.frontend.recurrence import Operands, check_recurrence
+from attn_engine.frontend.recurrence import Operands, check_recurrence, check_values
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.runtime import recurrence_op
 from attn_engine.runtime.recurrence_tune import active_tuner
@@ -36,6 +36,9 @@ def run(modified: Modified, operands: Operands, inputs: Sequence[Tensor]) -> tup
     """o [B, H, T, V] and the final state; differentiable in operands and inputs."""
     check_recurrence(operands)
     x = operands
+    if "decay" in modified.traced.regions and x.decay is not None and x.q.device.type == "cpu":
+        with torch.no_grad():
+            check_values(replace(x, decay=modified.make([None, None, None, x.decay], inputs)[3]))
     function: Any = _Recurrence
     found: tuple[Tensor, Tensor] = function.apply(modified, x.q, x.k, x.v, x.decay, x.initial, *inputs)
     return found[0], found[1] if modified.final else None

@@ -10,6 +10,7 @@ import torch
 from attn_engine import CustomIO, LinearAttentionEngine, meta_tensor
 from attn_engine.errors import (
     CustomInputError,
+    DecayError,
     ForwardModeError,
     FunctionTransformError,
     LayoutError,
@@ -108,6 +109,19 @@ def test_mistakes():
         LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("batch",)}))(*x.values())
     with pytest.raises(CustomInputError, match="has a dimension 'seq_len_kv' at 0"):
         LinearAttentionEngine(metas(), custom_io=CustomIO({"dt": ("seq_len_kv",)}))(*x.values(), torch.rand(70))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_functions_that_make_log_decays_above_0_are_found_out(inside):
+    """Whether kernels make them or torch; what is given to a function may be any number."""
+    x = given()
+    rise = {True: lambda decay: 0.1 - decay, False: lambda decay: (0.1 - decay).flip(2)}[inside]
+    fall = {True: lambda decay: decay - 0.1, False: lambda decay: (decay - 0.1).flip(2)}[inside]
+    with pytest.raises(DecayError, match="a log decay is at most 0"):
+        LinearAttentionEngine(metas(), decay_mod=rise)(*x.values())
+    o = LinearAttentionEngine(metas(), decay_mod=rise)(x["q"], x["k"], x["v"], -x["decay"] + 0.1)
+    right = LinearAttentionEngine(metas(), decay_mod=fall)(x["q"], x["k"], x["v"], x["decay"] + 0.1)
+    torch.testing.assert_close(o, right)
 
 
 def test_functions_of_single_elements_run_inside_of_the_kernels():
