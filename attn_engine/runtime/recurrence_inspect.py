@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from attn_engine.arch import get_arch
 from attn_engine.backends.backend import get_backend
 from attn_engine.dialects import attn
-from attn_engine.errors import StageError
+from attn_engine.errors import ArgumentError, StageError
 from attn_engine.frontend.recurrence import Kind, build_recurrence
 from attn_engine.frontend.recurrence_mods import TracedMods
 from attn_engine.passes.attn_schedule_recurrence import form_of
@@ -18,6 +19,7 @@ from attn_engine.runtime.devices import Target
 from attn_engine.runtime.inspect import STAGES
 from attn_engine.runtime.recurrence_compile import Compiled, Request, default_schedule, scheduled, to_tile
 
+DECAYS = ("token", "channel", "")
 _SWEEPS = (attn.RecurrenceOp, attn.SweepOp, attn.DeltaBackwardOp)
 
 
@@ -37,16 +39,28 @@ class RecurrenceView:
     """"token" (one log decay per head and token), "channel" (one per key channel), or nothing."""
     beta: bool = False
     """The delta rule."""
+    weight: bool = False
+    """One number for each token that it writes with, as Mamba-2 has; none beside beta."""
+    packed: bool = False
+    """Sequences one behind the other, as `cu_seqlens` tells: `batch` of them, of `tokens` in all."""
     initial: bool = False
     final: bool = False
     backward: bool = False
     """With the plan of the gradients of every operand."""
     arch: str = "sm_90"
 
+    def __post_init__(self) -> None:
+        if self.decay not in DECAYS:
+            raise ArgumentError(f"decay is '{self.decay}': there are {', '.join(map(repr, DECAYS))}")
+        if self.beta and self.weight:
+            raise ArgumentError("weight is not there beside beta, which says how strongly a token writes")
+        if self.arch != "cpu":
+            get_arch(self.arch)
+
     @property
     def wrt(self) -> tuple[str, ...]:
         """What the backward plan differentiates by."""
-        optional = {"decay": bool(self.decay), "beta": self.beta, "initial": self.initial}
+        optional = {"decay": bool(self.decay), "beta": self.beta, "weight": self.weight, "initial": self.initial}
         return ("q", "k", "v", *(name for name, there in optional.items() if there))
 
     def __str__(self) -> str:
@@ -115,7 +129,7 @@ def _rule(view: RecurrenceView) -> str:
         before = "exp(decay_t) S_{t-1}"
     if view.beta:
         return f"S_t = (I - beta_t k_t k_t^T) {before} + beta_t k_t v_t^T, o_t = scale q_t S_t"
-    return f"S_t = {before} + k_t v_t^T, o_t = scale q_t S_t"
+    return f"S_t = {before} + {'weight_t ' if view.weight else ''}k_t v_t^T, o_t = scale q_t S_t"
 
 
 def _cuts(module: ModuleOp) -> Iterator[str]:
@@ -139,5 +153,11 @@ def _pieces(form: dict[str, int]) -> str:
 
 
 def _kind(view: RecurrenceView, mods: TracedMods | None) -> Kind:
-    there = {"beta": view.beta, "initial": view.initial, "final": view.final}
+    there = {
+        "beta": view.beta,
+        "weight": view.weight,
+        "bounds": view.packed,
+        "initial": view.initial,
+        "final": view.final,
+    }
     return Kind(view.dtype, view.key, view.value, view.decay, **there, mods=mods)

@@ -30,6 +30,30 @@ def test_every_stage_is_text_that_reads_again(stage: str, beta: bool, decay: str
     assert ("d_initial" in text) == (stage != "traced")
 
 
+@pytest.mark.parametrize(("option", "named"), [("weight", "weight"), ("packed", "bounds")])
+def test_weights_and_packed_sequences(option: str, named: str):
+    for stage in ("traced", "attn", "tile"):
+        with_it, without = (
+            attn_engine.recurrence_ir(stage, RecurrenceView(backward=True, **{option: there}))
+            for there in (True, False)
+        )
+        assert named in with_it and named not in without
+    assert ("weight_t k_t" in engine().explain(RecurrenceView(**{option: True}))) == (option == "weight")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        ({"decay": "head"}, errors.ArgumentError, "'token', 'channel', ''"),
+        ({"beta": True, "weight": True}, errors.ArgumentError, "beside beta"),
+        ({"arch": "sm_99"}, errors.ScheduleError, "unknown architecture 'sm_99'; known are"),
+    ],
+)
+def test_views_of_nothing_are_errors(wrong, error, told):
+    with pytest.raises(error, match=told):
+        RecurrenceView(**wrong)
+
+
 def test_an_unknown_stage_is_an_error():
     with pytest.raises(errors.StageError):
         attn_engine.recurrence_ir("lowered")
