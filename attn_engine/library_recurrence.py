@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attn_engine.errors import UnsupportedOptionError
+from attn_engine.frontend.checks import check_tensor
 from attn_engine.runtime.recurrence import recurrence
 
 Score = Callable[[Any, Any, Any, Any, Any], Any]
@@ -45,8 +47,17 @@ def mamba_decay(dt: Tensor, a_log: Tensor, dt_bias: Tensor | None = None) -> tup
 def normalized_linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, **options: Any) -> Tensor:
     """o_t = q_t S_t / (q_t z_t) with z_t the running sum of keys, decayed like S: one more channel of v, which is 1.
 
-    q and k should be positive, for example elu(x) + 1. v has up to 511 channels; options are those of `recurrence`.
+    q and k should be positive, for example elu(x) + 1. v has up to 511 channels; options are those of `recurrence`, but
+    for `output_final_state`: a state, of which the last value channel is z, only goes in.
+
+    Raises:
+        UnsupportedOptionError: for `output_final_state`.
     """
+    if options.pop("output_final_state", False):
+        instead = "`attn_engine.compat.fla.chunk_linear_attn` returns it, or `recurrence` with a channel of ones in v"
+        raise UnsupportedOptionError("output_final_state", "where o alone is returned", instead)
+    check_tensor("v", v)
+    dtype = options.pop("output_dtype", None) or v.dtype
     ones = v.new_ones((*v.shape[:3], 1))
     o, _ = recurrence(q, k, torch.cat([v, ones], -1), decay=decay, output_dtype=torch.float32, **options)
-    return (o[..., :-1] / o[..., -1:]).to(v.dtype)
+    return (o[..., :-1] / o[..., -1:]).to(dtype)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_engine.errors import StateShapeError
+from attn_engine.errors import RankError, StateShapeError
+from attn_engine.frontend.checks import check_tensor
 from attn_engine.library import causal as after
 from attn_engine.library import retention
 from attn_engine.runtime.attention import attention
@@ -21,6 +22,10 @@ def RetNetAttnFunc(
     query are not read at all, where the mask must be 0 anyway. `device_type` names no kernel here, and is not read:
     tensors say where they are.
     """
+    for name, x in (("q", q), ("k", k), ("v", v), ("mask", mask)):
+        check_tensor(name, x)
+    if q.ndim != 4 or k.ndim != 4:
+        raise RankError(f"q and k have {q.ndim} and {k.ndim} dimensions, but need 4 (batch, head, position, channel)")
     batch, heads = q.shape[:2]
     lengths = (q.shape[2], k.shape[2])
     if (

@@ -15,8 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from attn_engine.compat.fla_arguments import (
+    CHANNEL,
+    TOKEN,
     added,
+    check_axes,
     check_options,
+    decay_of_channels,
+    decay_of_retention,
+    decay_of_tokens,
     gate,
     gate_of_channels,
     ones,
@@ -34,7 +40,6 @@ from attn_engine.compat.fla_linear import parallel_retention as parallel_retenti
 from attn_engine.compat.fla_linear import parallel_simple_gla as parallel_simple_gla
 from attn_engine.compat.fla_run import Result, run
 from attn_engine.errors import UnsupportedOptionError
-from attn_engine.library_recurrence import retention_decay
 
 
 def chunk_simple_gla(
@@ -53,7 +58,7 @@ def chunk_simple_gla(
 ) -> Result:
     """A log decay per head and token `g` [B, T, H], per head `g_gamma` [H], or the sum of both."""
     check_options(options)
-    decay = added(g, g_gamma)
+    decay = decay_of_tokens(g, g_gamma)
     return run(q, k, v, decay, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
@@ -73,7 +78,7 @@ def fused_recurrent_simple_gla(
 ) -> Result:
     """`chunk_simple_gla`; with `reverse` from the last token to the first."""
     state_v_first = check_options(options, state_v_first)
-    decay = added(g, g_gamma)
+    decay = decay_of_tokens(g, g_gamma)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
     return run(q, k, v, decay, None, *tail, reverse=reverse, wide=True)
 
@@ -90,7 +95,7 @@ def chunk_retention(
 ) -> Result:
     """The decay of head h is 1 - 2^(-5 - h)."""
     check_options(options)
-    decay = retention_decay(v.shape[2], device=q.device)
+    decay = decay_of_retention(q, k, v)
     return run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
 
 
@@ -107,7 +112,7 @@ def fused_recurrent_retention(
     **options: Any,
 ) -> Result:
     """`chunk_retention`; with `reverse` from the last token to the first."""
-    decay = retention_decay(v.shape[2], device=q.device)
+    decay = decay_of_retention(q, k, v)
     return fused_recurrent_simple_gla(
         q, k, v, None, decay, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens, **options
     )
@@ -126,6 +131,7 @@ def chunk_gla(
     cu_seqlens_cpu: Tensor | None = None,
 ) -> Result:
     """A log decay per head, token and key channel [B, T, H, K]."""
+    check_axes("g", g, CHANNEL)
     return run(q, k, v, g, None, scale, initial_state, output_final_state, state_v_first, cu_seqlens)
 
 
@@ -147,7 +153,7 @@ def fused_recurrent_gla(
     state_v_first = check_options(options, state_v_first)
     refuse_gv(gv)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return run(q, k, v, gk, None, *tail, reverse=reverse, wide=True)
+    return run(q, k, v, decay_of_channels("gk", gk), None, *tail, reverse=reverse, wide=True)
 
 
 def chunk_delta_rule(
@@ -165,6 +171,7 @@ def chunk_delta_rule(
 ) -> Result:
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T."""
     check_options(options)
+    check_axes("beta", beta, TOKEN)
     tail = (scale, initial_state, output_final_state, False, cu_seqlens)
     return run(q, k, v, None, beta, *tail, normed=use_qk_l2norm_in_kernel)
 
@@ -217,7 +224,7 @@ def chunk_gated_delta_rule(
     state_v_first = check_options(options, state_v_first)
     if cp_context is not None:
         raise UnsupportedOptionError("cp_context", "here", "hand the state on from device to device yourself")
-    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
+    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else decay_of_tokens(g, None)
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
     return run(q, k, v, g, beta, *tail, normed=use_qk_l2norm_in_kernel)
@@ -247,12 +254,12 @@ def fused_recurrent_gated_delta_rule(
     """`chunk_gated_delta_rule`; the log decay is g [B, T, H], gk [B, T, H, K] or their sum."""
     state_v_first = check_options(options, state_v_first)
     refuse_gv(gv)
-    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else g
+    g = gate(g, A_log, dt_bias) if use_gate_in_kernel else decay_of_tokens(g, None)
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if gk is not None and g is not None:
         g = g.float()[..., None]
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
-    return run(q, k, v, added(g, gk), beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
+    return run(q, k, v, added(g, decay_of_channels("gk", gk)), beta, *tail, normed=use_qk_l2norm_in_kernel, wide=True)
 
 
 def chunk_kda(
@@ -296,6 +303,8 @@ def chunk_kda(
         raise UnsupportedOptionError("return_intermediate_states", "here", "call it for each part, and keep its state")
     if safe_gate and use_gate_in_kernel and lower_bound is None:
         raise UnsupportedOptionError("safe_gate", "without lower_bound", "say how small a gate's log decay may be")
+    check_axes("g", g, CHANNEL)
+    check_axes("beta", beta, TOKEN)
     g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)
@@ -324,6 +333,8 @@ def fused_recurrent_kda(
 ) -> Result:
     """`chunk_kda`."""
     state_v_first = check_options(options, state_v_first)
+    check_axes("g", g, CHANNEL)
+    check_axes("beta", beta, TOKEN)
     g = gate_of_channels(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     tail = (scale, initial_state, output_final_state, state_v_first, cu_seqlens)

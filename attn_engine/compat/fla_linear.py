@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_engine.compat.fla_arguments import added, check_options
+from attn_engine.compat.fla_arguments import check_operands, check_options, decay_of_retention, decay_of_tokens
 from attn_engine.compat.fla_run import Result, run
-from attn_engine.errors import StateShapeError, UnsupportedOptionError
-from attn_engine.library_recurrence import retention_decay
+from attn_engine.errors import ArgumentError, StateShapeError, UnsupportedOptionError
 
 EPSILON = 1e-10
 """What fla adds to the sum that linear attention is divided by."""
@@ -68,11 +67,15 @@ def _linear(
     wide: bool = False,
 ) -> Normalized:
     """The sum of keys is one more channel of the state, which a value of 1 writes."""
+    if isinstance(initial, tuple) and len(initial) != 2:
+        raise StateShapeError(f"initial_state is a tuple of {len(initial)}: pass (S, z)")
     if not normalize:
         if isinstance(initial, tuple):
             raise StateShapeError("initial_state is a tuple: without normalize there is no sum of keys, pass S alone")
         return run(q, k, v, None, None, scale, initial, final, False, bounds, reverse=reverse, wide=wide)
-    start = None if initial is None else _joined(*(initial if isinstance(initial, tuple) else (initial, None)), q, v)
+    check_operands(q, k, v)
+    state, z = initial if isinstance(initial, tuple) else (initial, None)
+    start = _joined(state, z, q, v)
     values = torch.cat([v, v.new_ones((*v.shape[:3], 1))], -1)
     o, state = run(
         q,
@@ -125,6 +128,7 @@ def chunk_lightning_attn(
 ) -> Result:
     """The log decay of head h is -(8 / H) (1 - layer_idx / num_layers) h."""
     check_options(options)
+    check_operands(q, k, v)
     decay = _lightning_decay(q, layer_idx, num_layers)
     return run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
 
@@ -142,12 +146,15 @@ def fused_recurrent_lightning_attn(
     cu_seqlens: Tensor | None = None,
 ) -> Result:
     """`chunk_lightning_attn`; with `reverse` from the last token to the first."""
+    check_operands(q, k, v)
     decay = _lightning_decay(q, layer_idx, num_layers)
     tail = (scale, initial_state, output_final_state, False, cu_seqlens)
     return run(q, k, v, decay, None, *tail, reverse=reverse, wide=True)
 
 
 def _lightning_decay(q: Tensor, layer: int, layers: int) -> Tensor:
+    if layers < 1:
+        raise ArgumentError(f"num_layers is {layers}: layer_idx counts from 0 to num_layers")
     heads = q.shape[2]
     return -(8 / heads * (1 - layer / layers)) * torch.arange(heads, dtype=torch.float32, device=q.device)
 
@@ -164,7 +171,7 @@ def fused_chunk_simple_gla(
     cu_seqlens: Tensor | None = None,
 ) -> Result:
     """`chunk_simple_gla`."""
-    return run(q, k, v, added(g, g_gamma), None, scale, initial_state, output_final_state, False, cu_seqlens)
+    return run(q, k, v, decay_of_tokens(g, g_gamma), None, scale, initial_state, output_final_state, False, cu_seqlens)
 
 
 def fused_chunk_retention(
@@ -177,7 +184,7 @@ def fused_chunk_retention(
     cu_seqlens: Tensor | None = None,
 ) -> Result:
     """`chunk_retention`."""
-    decay = retention_decay(v.shape[2], device=q.device)
+    decay = decay_of_retention(q, k, v)
     return run(q, k, v, decay, None, scale, initial_state, output_final_state, False, cu_seqlens)
 
 
@@ -194,7 +201,7 @@ def parallel_simple_gla(
     """(o, None) of `chunk_simple_gla`: nothing of size T x T is made, so there are no weights to return."""
     if output_attentions:
         raise UnsupportedOptionError("output_attentions", "here", "weights are scale q_i k_j exp(g_{j+1} + .. + g_i)")
-    return run(q, k, v, g, None, scale, None, False, False, cu_seqlens)[0], None
+    return run(q, k, v, decay_of_tokens(g, None), None, scale, None, False, False, cu_seqlens)[0], None
 
 
 def parallel_retention(
@@ -206,5 +213,5 @@ def parallel_retention(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """(o, None) of `chunk_retention`."""
-    decay = retention_decay(v.shape[2], device=q.device)
+    decay = decay_of_retention(q, k, v).expand(*v.shape[:3])
     return parallel_simple_gla(q, k, v, decay, scale, output_attentions, cu_seqlens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attn_engine.compat.fla_arguments import l2norm
+from attn_engine.compat.fla_arguments import check_operands, l2norm
 from attn_engine.runtime.recurrence import goes_by_token, recurrence
 
 Result = tuple[Tensor, Tensor | None]
@@ -33,6 +33,7 @@ def run(
 
     A few tokens without gradients go token by token here too, where float32 is what halves are computed with anyway.
     """
+    check_operands(q, k, v)
     dtype = output_dtype or v.dtype
     if wide and (normed or not goes_by_token(v, q, k, decay, beta, initial)):
         q, k, v = q.float(), k.float(), v.float()

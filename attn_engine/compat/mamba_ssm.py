@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_engine.errors import StateShapeError, UnsupportedOptionError
+from attn_engine.errors import DtypeError, RankError, StateShapeError, UnsupportedOptionError
 from attn_engine.frontend.checks import check_tensor
 from attn_engine.runtime.recurrence import recurrence, recurrence_step
 
@@ -41,9 +41,9 @@ def mamba_chunk_scan_combined(
     `return_varlen_states` those of the sequences between `cu_seqlens`, of a batch of one; these are read for nothing else.
     `chunk_size` and `state_dtype` (states are float32) change no result that is asked for, and are not read.
     """
+    _check_ranks(("x", x, 4), ("B", B, 4), ("C", C, 4), ("initial_states", initial_states, 4))
     heads = x.shape[2:3]
     D_shapes = [heads, x.shape[2:]]
-    _check("x", x, [x.shape[:3] + x.shape[3:4]])
     _check("dt", dt, [x.shape[:3]])
     for name, given, shapes in (
         ("A", A, [heads]),
@@ -54,8 +54,9 @@ def mamba_chunk_scan_combined(
         _check(name, given, shapes)
     _check("seq_idx", seq_idx, [x.shape[:2]])
     step = _step_size(dt, dt_bias, dt_softplus)
-    if not dt_softplus or tuple(dt_limit) != (0.0, math.inf):
-        step = step.clamp(*dt_limit)
+    low, high = dt_limit
+    if not dt_softplus or (low, high) != (0.0, math.inf):
+        step = step.clamp(low, high)
     decay = step * A.float()
     if seq_idx is not None:
         first = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
@@ -79,6 +80,14 @@ def mamba_chunk_scan_combined(
         assert each is not None
         states.append(each.transpose(2, 3))
     return y if not states else (y, *states)
+
+
+def _check_ranks(*given: tuple[str, Tensor | None, int]) -> None:
+    for name, x, rank in given:
+        if x is not None:
+            check_tensor(name, x)
+            if x.ndim != rank:
+                raise RankError(f"{name} has {x.ndim} dimensions, but needs {rank}: its shape is {tuple(x.shape)}")
 
 
 def _check(name: str, given: Tensor | None, shapes: list[torch.Size]) -> None:
@@ -129,6 +138,7 @@ def selective_state_update(
     """
     check_tensor("state", state)
     if state.ndim == 3:
+        _check_ranks(("x", x, 2), ("dt", dt, 2), ("A", A, 2), ("B", B, 2), ("C", C, 2))
         return selective_state_update(
             state[:, None], x[:, None], dt[:, None], A[None], B[:, None], C[:, None],
             _expanded(D, 0), _expanded(z, 1), _expanded(dt_bias, 0), dt_softplus, state_batch_indices,
@@ -163,6 +173,7 @@ def _check_update(
         raise StateShapeError(
             f"state has {state.ndim} dimensions, expected (batch, heads, channels, states), or no heads"
         )
+    _check_ranks(("x", x, 3), ("dt", dt, 3), ("A", A, 3), ("B", B, 3), ("C", C, 3))
     batch = state.shape[:1] if indices is None else x.shape[:1]
     head, size = state.shape[1:3], state.shape[3:]
     for name, given in (("x", x), ("dt", dt), ("z", z)):
@@ -172,6 +183,8 @@ def _check_update(
     for name, given in (("B", B), ("C", C)):
         _check(name, given, [batch + B.shape[1:2] + size])
     _check("state_batch_indices", indices, [batch])
+    if indices is not None and indices.dtype not in (torch.int32, torch.int64):
+        raise DtypeError(f"state_batch_indices is {indices.dtype}: pass int32 or int64")
 
 
 def _of_some(state: Tensor, indices: Tensor, update: Callable[[Tensor], Tensor]) -> Tensor:

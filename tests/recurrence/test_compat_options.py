@@ -310,7 +310,7 @@ def test_shapes_that_would_broadcast_to_something_else_are_refused():
     given |= {"B": B[:, 0], "C": B[:, 0]}
     for name, wrong in (
         ("A", -torch.rand(4, 1, 16)), ("dt", dt[:, 0, :, None]), ("D", torch.rand(8)), ("z", x[:, 0, :1]),
-        ("dt_bias", torch.rand(4)), ("B", B), ("C", B[:, 0, :, :1]), ("x", x), ("state_batch_indices", torch.zeros(2)),
+        ("dt_bias", torch.rand(4)), ("B", B[:, 0, :, :1]), ("C", B[:, 0, :, :1]), ("x", x[:, 0, :1]), ("state_batch_indices", torch.zeros(2)),
     ):  # fmt: skip
         with pytest.raises(StateShapeError, match=f"^{name} has shape .* expected"):
             mamba_ssm.selective_state_update(**given | {name: wrong})
