@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import eq
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +96,8 @@ def _check(name: str, given: Tensor | None, shapes: list[torch.Size]) -> None:
     if given is None:
         return
     check_tensor(name, given)
-    if given.shape not in shapes:
+    # Size by size: what traces with symbols for sizes compares no whole shapes.
+    if not any(given.ndim == len(shape) and all(map(eq, given.shape, shape)) for shape in shapes):
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
         raise StateShapeError(f"{name} has shape {tuple(given.shape)}, expected {wanted}")
 
@@ -150,10 +152,11 @@ def selective_state_update(
 
     if state_batch_indices is not None:
         return _of_some(state, state_batch_indices, update) if len(x) else torch.empty_like(x)
+    if state.dtype == torch.float32:
+        return update(state)
     own = state.float()
     y = update(own)
-    if own is not state:
-        state.copy_(own)
+    state.copy_(own)
     return y
 
 
@@ -243,10 +246,11 @@ def _per_channel(state: Tensor, x: Tensor, step: Tensor, A: Tensor, B: Tensor, C
     strength = step.reshape(batch, 1, -1)
     decay = strength[..., None] * A.float().reshape(-1, size)
     q, k, v = (t[:, None] for t in _of_one_dtype(C, B, x.reshape(batch, -1, 1)))
-    one_by_one = state.reshape(batch, heads * channels, size, 1)
+    own = state if state.is_contiguous() else state.contiguous()
+    one_by_one = own.view(batch, heads * channels, size, 1)
     y = recurrence_step(q, k, v, state=one_by_one, decay=decay, weight=strength, scale=1.0, output_dtype=torch.float32)
-    if one_by_one.data_ptr() != state.data_ptr():
-        state.copy_(one_by_one.reshape(state.shape))
+    if not state.is_contiguous():
+        state.copy_(own)
     return y.reshape(x.shape)
 
 

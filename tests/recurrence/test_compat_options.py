@@ -267,6 +267,30 @@ def test_negative_state_indices_are_padding(indices, dtype):
             assert_near("state", pool[i : i + 1].float(), after, 3e-5 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.parametrize("indices", [None, [2, -1, 0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_updates_in_a_graph(indices, dtype):
+    """Of a state as it lies, and of one whose rows are apart."""
+    generator = torch.Generator().manual_seed(8)
+    shapes = ((3, 2, 8), (3, 2, 8), (2, 8, 16), (3, 1, 16), (3, 1, 16))
+    x, dt, A, B, C = (torch.rand(s, generator=generator) for s in shapes)
+    whole = torch.rand(3 if indices is None else 5, 2, 8, 32, generator=generator).to(dtype)
+
+    def update(states, *given):
+        results = []
+        for state in (states[..., :16].clone(), states.clone()[..., ::2]):
+            y = mamba_ssm.selective_state_update(
+                state, *given, state_batch_indices=None if indices is None else torch.tensor(indices)
+            )
+            results += [y, state]
+        return results
+
+    given = (whole, x, dt, -A, B, C)
+    compiled = torch.compile(update, backend="aot_eager", fullgraph=True)(*given)
+    for got, want in zip(compiled, update(*given), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_a_state_update_rounds_once():
     """B and C may be wider than x, and y is rounded behind D and z alone."""
     generator = torch.Generator().manual_seed(6)
