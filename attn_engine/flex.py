@@ -116,9 +116,10 @@ def _mask(block_mask: object, query: Tensor, key: Tensor) -> Callable[..., Any] 
         raise BlockMaskError(
             f"block_mask is a {type(block_mask).__name__}: pass create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN)"
         )
-    if query.ndim == key.ndim == 4:
-        check_sizes(block_mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return mask_of(block_mask)
+    if not query.ndim == key.ndim == 4:
+        return mask_of(block_mask)
+    check_sizes(block_mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return mask_of(block_mask, query.shape[0], query.shape[1])
 
 
 @not_compiled

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
+from xdsl.ir import Region
 
 from attn_engine.dialects.attn import AttentionOp
 from attn_engine.errors import BlockMaskError
@@ -106,6 +107,14 @@ class BlockMask:
         return survey(self.mask_mod, self.shape, self.BLOCK_SIZE, self.device)
 
 
+def _region(mask_mod: Mask) -> tuple[Region, list[Tensor]]:
+    """The mask as it is traced, and the tensors that it captures."""
+    traced = build(Definition(mask_mod=mask_mod), dtype=torch.float32, head_dim=16, head_dim_v=16)
+    region = next(op for op in traced.module.walk() if isinstance(op, AttentionOp)).mask
+    assert region is not None
+    return region, list(traced.captures)
+
+
 AnyBlockMask = BlockMask | torch_flex.BlockMask
 
 
@@ -144,10 +153,8 @@ def _visible_rows(
     mask_mod: Mask, shape: tuple[int, int, int, int], block: int, device: torch.device | str
 ) -> Iterator[Tensor]:
     """The mask as kernels evaluate it, [B, H, queries of a block, keys]."""
-    traced = build(Definition(mask_mod=mask_mod), dtype=torch.float32, head_dim=16, head_dim_v=16)
-    region = next(op for op in traced.module.walk() if isinstance(op, AttentionOp)).mask
-    assert region is not None
-    captures = [c.to(device) for c in traced.captures]
+    region, read = _region(mask_mod)
+    captures = [c.to(device) for c in read]
     batch, head, queries, key = (i.to(device) for i in index_grid(*shape))
     for start in range(0, shape[2], block):
         query = queries[:, :, start : start + block]
@@ -187,17 +194,35 @@ def by_table(mask_mod: Mask | None, states: Tensor, block: tuple[int, int]) -> M
 
 
 Parts = tuple[tuple[object, int], ...]
-_MEANINGS: WeakKeyDictionary[torch_flex.BlockMask, tuple[Parts, Mask | None]] = WeakKeyDictionary()
+Sizes = tuple[int | None, int | None]
 
 
-def mask_of(mask: AnyBlockMask) -> Mask | None:
-    """The mask function that means the same, None where everything is visible; found once for what an object holds now."""
+@dataclass(frozen=True, eq=False)
+class _Meaning:
+    """The mask function that means the same as an object that holds these parts, in calls of these sizes."""
+
+    parts: Parts
+    sizes: Sizes
+    """Batch and heads; None for any."""
+    mask: Mask | None
+
+    def holds(self, parts: Parts, sizes: tuple[int, int]) -> bool:
+        same = all(a is b and m == n for (a, m), (b, n) in zip(self.parts, parts, strict=True))
+        return same and all(mine in (None, n) for mine, n in zip(self.sizes, sizes, strict=True))
+
+
+_MEANINGS: WeakKeyDictionary[torch_flex.BlockMask, _Meaning] = WeakKeyDictionary()
+
+
+def mask_of(mask: AnyBlockMask, batch: int = 1, heads: int = 1) -> Mask | None:
+    """The mask function that means the same in a call of these sizes, None where everything is visible; found once for what
+    an object holds now."""
     if isinstance(mask, BlockMask):
         return mask.mask_mod
     parts, found = _parts(mask), _MEANINGS.get(mask)
-    if found is None or any(a is not b or m != n for (a, m), (b, n) in zip(found[0], parts, strict=True)):
-        found = _MEANINGS[mask] = (parts, _meaning(mask))
-    return found[1]
+    if found is None or not found.holds(parts, (batch, heads)):
+        found = _MEANINGS[mask] = _Meaning(parts, *_meaning(mask, (batch, heads)))
+    return found.mask
 
 
 def _parts(mask: torch_flex.BlockMask) -> Parts:
@@ -206,18 +231,29 @@ def _parts(mask: torch_flex.BlockMask) -> Parts:
     return (mask.mask_mod, 0), *((t, 0 if t is None or t.is_inference() else t._version) for t in table)
 
 
-def _meaning(mask: torch_flex.BlockMask) -> Mask | None:
+def _meaning(mask: torch_flex.BlockMask, sizes: tuple[int, int]) -> tuple[Sizes, Mask | None]:
+    """Of a table for any batch or head, whose function tells them apart, for these: the table is what all of them read."""
     states = listed_states(mask)
     everything = mask.mask_mod is torch_flex.noop_mask
     if everything:
-        return None if bool((states > 0).all()) else by_table(None, states, mask.BLOCK_SIZE)
-    shape = (states.shape[0], states.shape[1], *mask.seq_lengths)
+        return (None, None), None if bool((states > 0).all()) else by_table(None, states, mask.BLOCK_SIZE)
+    told = tuple(
+        n if own == 1 and reads else None
+        for n, own, reads in zip(sizes, states.shape, _reads(mask.mask_mod), strict=False)
+    )
+    shape = (told[0] or states.shape[0], told[1] or states.shape[1], *mask.seq_lengths)
     elements = shape[0] * shape[1] * shape[2] * shape[3]
     if elements <= MOST_CHECKED:
         actual = block_states(mask.mask_mod, shape, mask.BLOCK_SIZE, states.device)
         if bool((((states > 0) | (actual == HIDDEN)) & ((states < FULL) | (actual == FULL))).all()):
-            return mask.mask_mod
-    return by_table(mask.mask_mod, states, mask.BLOCK_SIZE)
+            return (told[0], told[1]), mask.mask_mod
+    return (told[0], told[1]), by_table(mask.mask_mod, states, mask.BLOCK_SIZE)
+
+
+def _reads(mask_mod: Mask) -> tuple[bool, bool]:
+    """Whether a mask depends on the batch, and on the head."""
+    batch, head, *_ = _region(mask_mod)[0].block.args
+    return bool(batch.uses), bool(head.uses)
 
 
 def check_sizes(mask: AnyBlockMask, batch: int, heads: int, q_len: int, kv_len: int) -> None:

@@ -75,6 +75,30 @@ def test_the_largest_score_costs_no_gradient_and_the_lse_has_one():
     torch.testing.assert_close(dq, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("axis", ["batch", "head"])
+def test_a_table_for_any_batch_and_head_decides_for_all_of_them(axis: str):
+    """It was made of the first: where the function shows others more, they see what the table shows, as in torch's kernels."""
+    q, k, v = qkv()
+    shift = 30 * torch.arange(2)
+
+    def mask_mod(b, h, i, j):
+        return i + shift[b if axis == "batch" else h] >= j
+
+    visible = TRIANGLE.expand(2, 2, 40, 40).clone()
+    place, blocks = torch.arange(40), torch.arange(40) // 16
+    later = (place[:, None] + 30 >= place) & (blocks[:, None] >= blocks)
+    later |= blocks[:, None] > blocks
+    visible[(1,) if axis == "batch" else (slice(None), 1)] = later
+    mask = torch_flex.create_block_mask(mask_mod, None, None, 40, 40, device="cpu", BLOCK_SIZE=16)
+    for _ in range(2):
+        o = flex_attention(q, k, v, block_mask=mask)
+        torch.testing.assert_close(o.double(), dense(q, k, v, visible)[0], rtol=1e-5, atol=1e-5)
+        assert mask_of(mask, 2, 2) is mask_of(mask, 2, 2)
+        alone = flex_attention(q[:1, :1], k[:1, :1], v[:1, :1], block_mask=mask)
+        torch.testing.assert_close(alone, o[:1, :1])
+        assert mask_of(mask, 1, 1) is mask_mod
+
+
 def test_a_table_that_is_written_into_is_read_again():
     q, k, v = qkv()
     numbers, indices = torch.ones(1, 1, 3, dtype=torch.int32), torch.zeros(1, 1, 3, 3, dtype=torch.int32)
