@@ -63,6 +63,7 @@ PASSES: dict[str, Callable[[], type[ModulePass]]] = {
     "tile-peel-block": _lazy("passes.tile_peel_block", "TilePeelBlockPass"),
     "tile-schedule-grid": _lazy("passes.tile_schedule_grid", "TileScheduleGridPass"),
     "tile-order-programs": _lazy("passes.tile_order_programs", "TileOrderProgramsPass"),
+    "tile-persist-roles": _lazy("passes.tile_persist_roles", "TilePersistRolesPass"),
     "tile-order-sums": _lazy("passes.tile_order_sums", "TileOrderSumsPass"),
     "tile-fragment-sums": _lazy("passes.tile_fragment_sums", "TileFragmentSumsPass"),
     "tile-pipeline": _lazy("passes.tile_pipeline", "TilePipelinePass"),

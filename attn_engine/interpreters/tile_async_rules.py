@@ -100,8 +100,8 @@ def _alias_slot(role: Role, op: views.AliasSlotOp) -> Result:
     assert isinstance(type_, BufferType)
     dtype, shape = role.dtype_of(type_.element_type), type_.get_shape()
     if slot.data.dtype.itemsize == dtype.itemsize and slot.data.numel() != prod(shape):
-        return [slot.view(poison(shape, dtype))]  # in exact mode all elements have one size: no alias
-    return [slot.view(slot.data.view(dtype).view(shape))]
+        return [slot.alias(poison(shape, dtype))]  # in exact mode all elements have one size: no alias
+    return [slot.alias(slot.data.view(dtype).view(shape))]
 
 
 def _read(role: Role, op: memory.ReadOp) -> Result:

@@ -52,9 +52,14 @@ class Slot:
     storage: Storage
     stage: int
     data: Tensor
+    is_alias: bool = False
+    """Whether it has the bytes of the stage in another form."""
 
     def view(self, data: Tensor) -> Slot:
-        return Slot(self.storage, self.stage, data)
+        return Slot(self.storage, self.stage, data, self.is_alias)
+
+    def alias(self, data: Tensor) -> Slot:
+        return Slot(self.storage, self.stage, data, is_alias=True)
 
     def read(self, thread: Thread, op: Operation) -> Tensor:
         """A generic read."""
@@ -82,11 +87,11 @@ class Slot:
         self.storage.histories[self.stage].record(thread, self._box(), op, writes=writes)
 
     def _box(self) -> Box:
-        """Rows and columns of the stage that this view covers; all of them where it has another element type."""
+        """Rows and columns of the stage that this view covers; all of them where it has another form."""
         whole = self.storage.data[self.stage]
         columns = int(whole.shape[-1])
         start = int(self.data.storage_offset()) - int(whole.storage_offset())
-        if self.data.dtype != whole.dtype or not 0 <= start < whole.numel() or whole.ndim > _MATRIX:
+        if self.is_alias or not 0 <= start < whole.numel() or whole.ndim > _MATRIX:
             return (0, whole.numel() // columns), (0, columns)
         sizes = {int(step): int(size) for step, size in zip(self.data.stride(), self.data.shape, strict=True)}
         row, column = start // columns, start % columns

@@ -19,8 +19,8 @@ from attn_engine.passes.hopper.steps import signatures
 _GRID = 3
 
 
-def _groups(signature: Signature) -> HeadGroups:
-    """Counts in the plan; the kernel gets the numbers as arguments."""
+def _groups(signature: Signature) -> tuple[HeadGroups, SSAValue]:
+    """Counts in the plan; the kernel gets the numbers as arguments. Also the plan's number of all heads."""
     scope = Before(signature.launch)
     rows, heads, batch = signature.launch.grid
     all_heads = scope.add(arith.MuliOp(batch, heads), "all_heads").result
@@ -29,23 +29,22 @@ def _groups(signature: Signature) -> HeadGroups:
     most = scope.value(scope.larger(scope.smaller(side, all_heads), 1, "most"))
     values = (rows, heads, all_heads, alike(scope, all_heads, most, scope.value(1)))
     names = ("row_tiles", "heads", "all_heads", "heads_in_flight")
-    return HeadGroups(*(signature.add(v, n) for v, n in zip(values, names, strict=True)))
+    return HeadGroups(*(signature.add(v, n) for v, n in zip(values, names, strict=True))), all_heads
 
 
 def order(signature: Signature) -> None:
     """Changes one kernel, whose programs are blocks of rows, heads and batch."""
-    groups = _groups(signature)
+    groups, all_heads = _groups(signature)
     block = signature.kernel.body.block
     first = block.first_op
     assert first is not None
     scope = Before(first)
-    own = [scope.add(tile.ProgramIdOp(axis), name).result for axis, name in enumerate(("x", "y", "z"))]
-    column = scope.add(arith.MuliOp(own[2], groups.heads), "column").result
-    column = scope.value(scope.plus(column, own[1], "column"))
-    before = scope.add(arith.MuliOp(column, groups.row_tiles), "before").result
-    place = groups.place(scope, scope.value(scope.plus(before, own[0], "program")))
-    for op in [o for o in block.ops if isinstance(o, tile.ProgramIdOp) and o.result not in own]:
+    program = scope.add(tile.ProgramIdOp(0), "program").result
+    place = groups.place(scope, program)
+    for op in [o for o in block.ops if isinstance(o, tile.ProgramIdOp) and o.result is not program]:
         _replace(op, place[op.axis.value.data])
+    before = Before(signature.launch)
+    signature.grid([before.add(arith.MuliOp(signature.launch.grid[0], all_heads), "programs").result])
 
 
 def _replace(op: tile.ProgramIdOp, value: SSAValue) -> None:
@@ -67,7 +66,7 @@ class TileOrderProgramsPass(ModulePass):
     becomes
     ```
     tile.kernel @k(..., %row_tiles, %heads, %all_heads, %heads_in_flight) {
-      %program = (%z * %heads + %y) * %row_tiles + %x
+      %program = tile.program_id 0
       %i, %h, %b from %program; body
     }
     ```

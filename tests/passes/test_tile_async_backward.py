@@ -57,6 +57,7 @@ class Compiled:
     value: ModuleOp
     scheduled: ModuleOp
     captures: list[Tensor]
+    d: int = D
 
     def arguments(self, plan: str) -> list[str]:
         op = next(o for o in self.value.ops if isinstance(o, dialect.PlanOp) and o.sym_name.data == plan)
@@ -70,8 +71,9 @@ def lower(
     fused: bool = False,
     stages: int = 2,
     alike: bool = False,
+    d: int = D,
 ) -> Any:
-    traced = build(definition, dtype=dtype, head_dim=D, head_dim_v=D, return_lse=definition.row is None)
+    traced = build(definition, dtype=dtype, head_dim=d, head_dim_v=d, return_lse=definition.row is None)
     module = driver.to_attn(traced.module, wrt)
     blocks = f"forward=64,64,4,2 dq=128,64,8,{stages} dkdv=64,128,8,{stages}"
     convert = f"convert-attn-to-tile{{{blocks} tables=true fused={str(fused).lower()} alike={str(alike).lower()}}}"
@@ -122,7 +124,7 @@ class Problem:
         found = {n: torch.full_like(self.operands[n[1:]], torch.nan) for n in wanted}
         for name in names[names.index(wanted[-1]) + 1 : -1]:
             found[name] = torch.full_like(self.made.captures[0].double(), torch.nan)
-        arguments = [*self.operands.values(), *self.rest, *found.values(), D**-0.5]
+        arguments = [*self.operands.values(), *self.rest, *found.values(), self.made.d**-0.5]
         run(module, "backward", arguments, exact=True, **options)
         return list(found.values())
 
@@ -134,13 +136,13 @@ def problem(made: Compiled, heads: tuple[int, int, int], sizes: tuple[int, int])
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).half().double()
 
-    q, d_o = (random(batch, q_heads, sq, D) for _ in range(2))
-    k, v = (random(batch, kv_heads, skv, D) for _ in range(2))
+    q, d_o = (random(batch, q_heads, sq, made.d) for _ in range(2))
+    k, v = (random(batch, kv_heads, skv, made.d) for _ in range(2))
     captures = [c.double() if c.is_floating_point() else c for c in made.captures]
     o, names = torch.zeros_like(q), made.arguments("forward")
     count = sum(n.startswith(("output", "saved")) for n in names)
     rows = [torch.full(q.shape[:3], torch.nan, dtype=torch.float64) for _ in range(count)]
-    tile.run_plan(made.value, "forward", [q, k, v, o, *rows, *captures, D**-0.5], exact=True)
+    tile.run_plan(made.value, "forward", [q, k, v, o, *rows, *captures, made.d**-0.5], exact=True)
     saved = sum(n.startswith("saved") for n in names)
     d_rows = [random(batch, q_heads, sq) for n in made.arguments("backward") if n.startswith("d_output")]
     return Problem(made, {"q": q, "k": k, "v": v, "o": o, "d_o": d_o}, [*rows[count - saved :], *d_rows, *captures])

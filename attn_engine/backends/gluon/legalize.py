@@ -71,9 +71,10 @@ _LATE = {
     "tile-overlap-products": ("tile-overlap-products{late_sums=true in_flight=0}",),
     "tile-rotate-steps": ("tile-rotate-steps{last=true}",),
     "tile-fragment-sums": ("tile-defer-sums", "tile-fragment-sums"),
+    "tile-sink-waits": ("tile-sink-waits", "tile-persist-roles"),
 }
 LATE = tuple(spec for each in GRADIENTS for spec in _LATE.get(each, (each,)))
-"""Those of a kernel of all gradients: a step multiplies, and adds, the sums of dq of the step before."""
+"""Those of a kernel of all gradients: a step multiplies, and adds, the sums of dq of the step before; programs take further tiles."""
 
 ORDERED = tuple(
     spec for each in GRADIENTS for spec in ((each, "tile-order-sums") if each == "tile-fragment-sums" else (each,))

@@ -8,7 +8,7 @@ from typing import TypeGuard
 from xdsl.dialects import arith, scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from attn_engine.dialects.tile_async_copy import BarrierExpectOp, BarrierWaitOp
+from attn_engine.dialects.tile_async_copy import BarrierArriveOp, BarrierExpectOp, BarrierWaitOp
 from attn_engine.dialects.tile_async_product import AsyncDotOp
 from attn_engine.dialects.tile_async_view import PartOp, SlotOp, TransposedSlotOp
 from attn_engine.dialects.tile_types import BarriersType
@@ -34,7 +34,7 @@ def slot_of(value: SSAValue) -> SlotOp | None:
     return owner if isinstance(owner, SlotOp) else None
 
 
-def count_of(op: BarrierWaitOp | BarrierExpectOp) -> SSAValue:
+def count_of(op: BarrierArriveOp | BarrierWaitOp | BarrierExpectOp) -> SSAValue:
     """The number of the step, from which the stage of its slots follows."""
     stage = op.index.owner
     assert isinstance(stage, arith.RemSIOp)
