@@ -6,19 +6,76 @@ extremum. So no other code compares values with an extremum of theirs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import IntegerAttr, f32, i1
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from attn_engine.dialects import attn
 from attn_engine.ir.autodiff.graph import IDENTITY, Graph, Needs
+from attn_engine.ir.autodiff.terms import Term
+from attn_engine.ir.walks import behind
 from attn_engine.passes.simplify_rule import predicate_of
 
 TIE = 2.0**-20
 EXTREMA = (attn.ReduceKind.MAX, attn.ReduceKind.MIN)
 _SWAPPED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}
+
+
+_PASSING = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.DivfOp, arith.NegfOp, math.AbsFOp, arith.SelectOp)
+"""What keeps an error as large as it is, if not what is added, multiplied by or chosen from is small. Exponentials end it."""
+_STEEP = (math.LogOp, math.SqrtOp, math.RsqrtOp, math.PowFOp)
+
+
+def extremum_of_pair(result: SSAValue) -> attn.RowReduceOp | None:
+    """The extremum, where a value and the extremum of such values are the two operands of an operation."""
+    operands = result.owner.operands if isinstance(result.owner, Operation) else ()
+    for value, row in permutations(operands) if len(operands) == 2 else ():
+        best = row.owner
+        if isinstance(best, attn.RowReduceOp) and best.kind.data in EXTREMA and best.value is value:
+            return best
+    return None
+
+
+def is_fragile(op: Operation) -> bool:
+    """Whether an operation is the difference of a value and its extremum, and code makes much of an error in it.
+
+    As a division does by what is small together with it: (s - min) / (max - min + 1e-6) of a row with one key is 0.
+    """
+    if not isinstance(op, arith.SubfOp) or extremum_of_pair(op.result) is None:
+        return False
+    pending, met = [op.results[0]], {op.results[0]}
+    while pending:
+        value = pending.pop()
+        for user in [use.operation for use in value.uses]:
+            if isinstance(user, _STEEP) or _enlarges(user, value):
+                return True
+            if isinstance(user, _PASSING) and user.results[0] not in met:
+                met.add(user.results[0])
+                pending.append(user.results[0])
+    return False
+
+
+def _enlarges(user: Operation, value: SSAValue) -> bool:
+    """Whether an operation divides a value by what the row says, or multiplies it by a quotient of the row."""
+    if isinstance(user, arith.DivfOp):
+        return user.rhs is value or any(isinstance(v.owner, attn.RowReduceOp) for v in behind([user.rhs]))
+    if not isinstance(user, arith.MulfOp):
+        return False
+    factor = user.rhs if user.lhs is value else user.lhs
+    of_row = behind([factor], _within_row)
+    divides = any(isinstance(v.owner, arith.DivfOp | math.RsqrtOp | math.PowFOp) for v in of_row)
+    reduces = any(isinstance(v.owner, attn.RowReduceOp) for v in of_row)
+    return divides and reduces and not any(isinstance(v, BlockArgument) and v.index in (0, 4) for v in of_row)
+
+
+def _within_row(value: SSAValue) -> Sequence[SSAValue]:
+    """What a value is made of, down to reductions."""
+    owner = value.owner
+    return () if isinstance(owner, Block | attn.RowReduceOp) else tuple(owner.operands)
 
 
 @dataclass(frozen=True)
@@ -27,6 +84,9 @@ class Attained:
 
     graph: Graph
     kv: SSAValue
+    distances: set[SSAValue] = field(default_factory=set[SSAValue])
+    alone: dict[SSAValue, attn.RowReduceOp] = field(default_factory=dict[SSAValue, attn.RowReduceOp])
+    """Conditions that an element is the only one to attain this extremum."""
 
     def first(self, kind: attn.ReduceKind, value: SSAValue) -> SSAValue:
         """Whether the element is the first one that attains the extremum."""
@@ -50,6 +110,40 @@ class Attained:
         several = graph.compare(self.ties(kind, value), graph.constant(2.5), "ogt")
         either = graph.emit(arith.OrIOp(self.first(kind, value), last))
         return graph.emit(arith.OrIOp(either, graph.emit(arith.AndIOp(several, near))))
+
+    # --- distances, which are exactly 0 where they are ---------------------------------------------
+
+    def distance(self, value: SSAValue, row: SSAValue) -> SSAValue:
+        """value - row, one of which is the extremum of the other: 0 for those that attain it."""
+        graph = self.graph
+        zeroed = graph.select(graph.compare(value, row, "oeq"), graph.constant(0.0), graph.sub(value, row))
+        self.distances.add(zeroed)
+        return zeroed
+
+    def partial(self, op: arith.SelectOp) -> Term | None:
+        """The derivative of a distance in the difference that it is: none where one element alone is the extremum.
+
+        There it would be 1, and be taken away again with the gradient of the extremum, which another loop adds up.
+        """
+        best = extremum_of_pair(op.cond) if op.result in self.distances else None
+        if best is None:
+            return None
+        alone = self.graph.emit(arith.AndIOp(op.cond, self._is_one(best)))
+        self.alone[alone] = best
+        return Term(guards=frozenset({(alone, False)}))
+
+    def sum_of_others(self, alone: SSAValue, value: SSAValue) -> SSAValue:
+        """The sum over all elements but one that alone is the extremum.
+
+        It is added too, and taken away again, in one loop: where a row has no others 0 is left.
+        """
+        graph, best = self.graph, self.alone[alone]
+        attaining = graph.reduce_where(attn.ReduceKind.SUM, self._equal(best.kind.data, best.value), value)
+        taken = graph.select(self._is_one(best), attaining, graph.constant(0.0))
+        return graph.sub(graph.reduce(attn.ReduceKind.SUM, value), taken)
+
+    def _is_one(self, best: attn.RowReduceOp) -> SSAValue:
+        return self.graph.compare(self.ties(best.kind.data, best.value), self.graph.constant(1.5), "olt")
 
     def _position(self) -> SSAValue:
         return self.graph.emit(arith.SIToFPOp(self.kv, f32))

@@ -18,7 +18,7 @@ from attn_engine.ir.autodiff.terms import ONE
 from attn_engine.ir.autodiff.writer import Writer
 from attn_engine.ir.axes import axes_of
 from attn_engine.ir.dead_rows import tells_dead_rows
-from attn_engine.passes.backward_attained import EXTREMA
+from attn_engine.passes.backward_attained import EXTREMA, Attained, is_fragile
 from attn_engine.passes.backward_dead_rows import DeadRows
 from attn_engine.passes.backward_regions import BackwardCode
 from attn_engine.passes.backward_sweep import Arguments, Sweep
@@ -68,15 +68,19 @@ class JointCode:
     outputs: tuple[SSAValue, ...]
     origin: dict[SSAValue, SSAValue]
     """Where values of the row function went: from the graph to the row function."""
+    attained: Attained
 
     @classmethod
     def of(cls, op: attn.AttentionOp) -> JointCode:
         graph = Graph(simplified)
         signs = Signs(graph)
         arguments = _arguments(graph, op)
+        attained = Attained(graph, arguments.indices[3])
         context = [*arguments.indices, *arguments.captures]
 
-        def decide(scalar: Operation) -> SSAValue | None:
+        def decide(scalar: Operation, written: Operation) -> SSAValue | None:
+            if isinstance(scalar, arith.SubfOp) and is_fragile(written):
+                return attained.distance(scalar.lhs, scalar.rhs)
             decided = signs.decided(scalar)
             return None if decided is None else graph.emit(arith.ConstantOp(IntegerAttr(int(decided), i1)))
 
@@ -90,7 +94,7 @@ class JointCode:
         # What simplifies to one value per row here is still one per key there: its code is copied.
         axes = axes_of(op, "row")
         origin = {new: old for old, new in reversed(found.items()) if graph.is_element(new) or "kv" not in axes[old]}
-        return cls(graph, signs, arguments, weight, tuple(outputs), origin)
+        return cls(graph, signs, arguments, weight, tuple(outputs), origin, attained)
 
 
 def results_of(found: dict[SSAValue, SSAValue], block: Block) -> list[SSAValue]:
@@ -118,7 +122,7 @@ def derive(joint: JointCode, wanted: Wanted, through: frozenset[str]) -> Backwar
     telling = [op for op, old in zip(extrema, written, strict=True) if tells_dead_rows(old)]
     forward = list(graph.block.ops)
     products = Products(graph, joint.signs, joint.weight)
-    sweep = Sweep(graph, products, joint.weight, joint.outputs, arguments)
+    sweep = Sweep(graph, products, joint.weight, joint.outputs, arguments, joint.attained)
     sources = {arguments.captures[i] for i in wanted.captures}
     if through & {"q", "k"}:
         sources.add(arguments.x)

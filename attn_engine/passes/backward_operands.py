@@ -16,6 +16,7 @@ from attn_engine.ir.autodiff.graph import Graph, Needs, Slicer
 from attn_engine.ir.autodiff.products import Products
 from attn_engine.ir.autodiff.signs import Signs
 from attn_engine.ir.channel_map import channel_table, is_involution, is_permutation, roll_of
+from attn_engine.passes.backward_attained import Attained
 from attn_engine.passes.backward_joint import OPERANDS, Wanted, results_of, simplified
 from attn_engine.passes.backward_sweep import Accumulation, Arguments, Sweep
 
@@ -75,7 +76,8 @@ class _Backward:
         operations = list(graph.block.ops)
         total = graph.reduce(attn.ReduceKind.SUM, graph.mul(self.result, self.gradient))
         arguments = Arguments(self.element, self.gradient, tuple(self.indices), total, (), tuple(self.captures))
-        sweep = Sweep(graph, Products(graph, Signs(graph), self.result), self.result, (), arguments)
+        attained = Attained(graph, arguments.indices[3])
+        sweep = Sweep(graph, Products(graph, Signs(graph), self.result), self.result, (), arguments, attained)
         sweep.inverse = self._inverse
         value = sweep.run(operations, {self.element, *(self.captures[n] for n in captured)})
         values = [self.gradient, self.element, *self.indices, *self.captures]

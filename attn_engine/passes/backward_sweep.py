@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 
-from xdsl.dialects import math
+from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
 
@@ -58,10 +58,19 @@ class Accumulation:
 class RowSums:
     """Closed forms of sums over the visible keys of a row."""
 
-    def __init__(self, graph: Graph, products: Products, writer: Writer, weight: SSAValue, arguments: Arguments):
+    def __init__(
+        self,
+        graph: Graph,
+        products: Products,
+        writer: Writer,
+        weight: SSAValue,
+        arguments: Arguments,
+        attained: Attained,
+    ):
         self.graph = graph
         self.products = products
         self.writer = writer
+        self.attained = attained
         self.known: dict[Key, tuple[Term, frozenset[tuple[SSAValue, bool]]]] = {}
         for op in [op for op in graph.block.ops if isinstance(op, attn.RowReduceOp)]:
             if op.kind.data == attn.ReduceKind.SUM:
@@ -86,21 +95,34 @@ class RowSums:
             return row * total
         if element.key == ONE.key:
             return row * power(self.graph.reduce(attn.ReduceKind.COUNT, self.graph.constant(1.0)))
-        return row * power(self.graph.reduce(attn.ReduceKind.SUM, self.writer.write([element])))
+        return row * power(self._summed(element))
+
+    def _summed(self, element: Term) -> SSAValue:
+        for condition, wanted in element.guards:
+            others = Term(element.coefficient, element.powers, element.guards - {(condition, wanted)})
+            if not wanted and condition in self.attained.alone:
+                return self.attained.sum_of_others(condition, self.writer.write([others]))
+        return self.graph.reduce(attn.ReduceKind.SUM, self.writer.write([element]))
 
 
 class Sweep:
     """Gradients of the scores and of the captures, from those of the weights and row outputs."""
 
     def __init__(
-        self, graph: Graph, products: Products, weight: SSAValue, outputs: Sequence[SSAValue], arguments: Arguments
+        self,
+        graph: Graph,
+        products: Products,
+        weight: SSAValue,
+        outputs: Sequence[SSAValue],
+        arguments: Arguments,
+        attained: Attained,
     ):
         self.graph = graph
         self.products = products
         self.writer = Writer(graph, products)
         self.arguments = arguments
-        self.attained = Attained(graph, arguments.indices[3])
-        self.sums = RowSums(graph, products, self.writer, weight, arguments)
+        self.attained = attained
+        self.sums = RowSums(graph, products, self.writer, weight, arguments, attained)
         self.accumulations: list[Accumulation] = []
         self.inverse: Callable[[attn.ChannelAtOp], SSAValue] | None = None
         """Of mods: the channel that reads this one."""
@@ -149,6 +171,10 @@ class Sweep:
     def _operation(self, op: Operation, element: Terms, row: Terms, active: set[SSAValue]) -> None:
         if (logistic := logistic_of(op)) is not None:
             self._logistic(op.results[0], logistic[0], element, row)
+            return
+        if isinstance(op, arith.SelectOp) and (partial := self.attained.partial(op)) is not None:
+            self.element[op.rhs] += product(element, [partial])
+            self.row[op.rhs] += product(row, [partial])
             return
         rule = PARTIALS.get(type(op))
         if rule is None:

@@ -62,6 +62,27 @@ def test_weights_that_are_the_largest(row: Any, backend: str):
     check(lambda: {"row": row, "mask_mod": library.causal}, qkv(sq=60, d=24), backend=backend)
 
 
+def between(s):
+    return (s - s.amin()) / (s.amax() - s.amin() + 1e-6)
+
+
+def below(s):
+    return (s.amax() - s) * 1.0 / (torch.relu(s.amax() - s.amin()) + 1e-6)
+
+
+def steep(s):
+    return torch.sqrt(s - s.amin() + 1e-2)
+
+
+@pytest.mark.parametrize("row", [between, below, steep], ids=lambda row: row.__name__)
+@pytest.mark.parametrize("sees", ["one key", "some keys"])
+@pytest.mark.parametrize("backend", ["cpu", INTERPRETED])
+def test_distances_from_an_extremum_that_small_numbers_divide(row: Any, sees: str, backend: str):
+    """Of a row of one score nothing is left, in gradients too, however scores and gradients of weights are rounded there."""
+    mask = (lambda b, h, q, kv: q == kv) if sees == "one key" else library.causal
+    check(lambda: {"row": row, "mask_mod": mask}, qkv(sq=60, d=24), backend=backend)
+
+
 def two_largest(s):
     """The weights of the two largest scores; a row of one has no second."""
     m = s.amax()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -35,6 +38,7 @@ FUNCTIONS = {
     "the smallest but for a fraction": lambda s, at: ((s - s.min()) > 0.0).where(s * s, 0.25 * s),
     "all but the largest": lambda s, at: (s < s.max()).where(s, 0.0),
     "no distance to the largest": lambda s, at: ((s.max() - s).exp() > 1.0).where(s * s, s),
+    "distance but for the largest": lambda s, at: (s >= s.max()).where(0.0, (s - s.max()) / (s.sum().tanh() + 2.0)),
     "of weights": of_weights,
     "two largest": two_largest,
 }
@@ -42,12 +46,12 @@ FUNCTIONS = {
 
 @pytest.fixture
 def rounds_differently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single elements have scores that differ from those of the row steps by one rounding, up or down."""
+    """Single elements have scores and gradients of weights that differ from those of the row steps by one rounding."""
     elements = _Backward._elements
 
-    def rounded(self, x, *rest):
+    def rounded(self, x, dp, *rest):
         signs = torch.where(torch.arange(x.numel()).view(x.shape) % 3 == 0, 1.0, -1.0).to(x.dtype)
-        return elements(self, x * (1 + signs * 2.0**-52), *rest)
+        return elements(self, x * (1 + signs * 2.0**-52), dp * (1 - signs * 2.0**-52), *rest)
 
     monkeypatch.setattr(_Backward, "_elements", rounded)
 
@@ -61,10 +65,48 @@ def test_scores_rounded_differently(name: str, ties: int) -> None:
     check_gradients(attention(FUNCTIONS[name]), (q, k, v), block=2)
 
 
+FRAGILE = {
+    "over the range": lambda s, at: (s - s.min()) / (s.max() - s.min() + 1e-13),
+    "times a number over the range": lambda s, at: 3.0 * (s.max() - s) / (s.max() - s.min() + 1e-13),
+    "from the other side": lambda s, at: -(s - s.max()) / (s.max() - s.min() + 1e-13),
+    "plus a number": lambda s, at: ((s - s.min()) + 0.0 * s) / (s.max() - s.min() + 1e-13) + 1.0,
+}
+
+
+@pytest.mark.parametrize("name", FRAGILE)
+@pytest.mark.usefixtures("rounds_differently")
+def test_a_row_of_one_score_has_no_distances(name: str) -> None:
+    """What is 0 there stays so, though one rounding of a score is much beside the number that it is divided by."""
+    q, k, v = inputs()
+    check_gradients(attention(FRAGILE[name]), (q, k[:, :, :1], v[:, :, :1]))
+    check_gradients(attention(FRAGILE[name]), (q, k[:, :, :1], v[:, :, :1]), wrt=("v",))
+
+
+@pytest.mark.parametrize("name", FRAGILE)
+def test_distances_need_one_loop(name: str) -> None:
+    _, backward = derive(attention(FRAGILE[name]), ["q", "k", "v"])
+    assert len(backward.row_steps) == 1 + (name == "plus a number")
+    assert not compares_scores(backward)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda s, at: (s - s.max()).exp() / (s - s.max()).exp().sum(),
+        lambda s, at: (s - s.max()).tanh() / 3.0,
+        lambda s, at: (2.0 * (s.min() - s)).exp() * s,
+    ],
+)
+def test_distances_that_lose_nothing_are_as_they_were(row: Callable[..., Any]) -> None:
+    """An exponential of them, as in a softmax, is off by what the score is: no loop finds who attains the extremum."""
+    _, backward = derive(attention(row), ["v"])
+    assert len(backward.row_steps) == 0
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_loop_for_all_extrema(name: str) -> None:
     _, backward = derive(attention(FUNCTIONS[name]), ["q", "k", "v"])
-    assert len(backward.row_steps) == 1 + (name == "two largest")
+    assert len(backward.row_steps) == 1 + (name in ("two largest", "distance but for the largest"))
     assert not compares_scores(backward)
 
 

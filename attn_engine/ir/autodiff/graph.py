@@ -175,15 +175,18 @@ class Graph:
         self,
         block: Block,
         arguments: Sequence[SSAValue],
-        decide: Callable[[Operation], SSAValue | None] = lambda op: None,
+        decide: Callable[[Operation, Operation], SSAValue | None] = lambda copy, op: None,
     ) -> dict[SSAValue, SSAValue]:
-        """Copies a block into the graph; gives where each of its values went. `decide` may replace an operation."""
+        """Copies a block into the graph; gives where each of its values went.
+
+        `decide` may replace an operation; it gets the copy, and what that is of.
+        """
         found: dict[SSAValue, SSAValue] = dict(zip(block.args, arguments, strict=True))
         for op in block.ops:
             if op.has_trait(IsTerminator):
                 continue
             new = op.clone(value_mapper=dict(found))
-            value = decide(new)
+            value = decide(new, op)
             name = op.results[0].name_hint
             if value is None:
                 value = self.emit(new, name)
