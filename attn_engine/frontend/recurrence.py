@@ -78,14 +78,17 @@ class Operands:
         return Kind(self.q.dtype, self.q.shape[3], self.v.shape[3], decay, beta, weight, initial, bounds, final)
 
 
-def check_recurrence(x: Operands) -> None:
-    """The first thing wrong with a call. Shapes are told as the user gave them: batch, token, head, channel."""
+def check_recurrence(x: Operands, exact: bool = False) -> None:
+    """The first thing wrong with a call. Shapes are told as the user gave them: batch, token, head, channel. `exact` takes
+    float64 too."""
     for name, tensor in (("q", x.q), ("k", x.k), ("v", x.v)):
         if tensor.ndim != 4:
             raise RankError(f"{name} has {tensor.ndim} dimensions, but needs 4 (batch, token, head, channel)")
-    if x.q.dtype not in DTYPES or not x.q.dtype == x.k.dtype == x.v.dtype:
+    known = x.q.dtype in DTYPES or (exact and x.q.dtype == torch.float64)
+    if not known or not x.q.dtype == x.k.dtype == x.v.dtype:
         raise DtypeError(
-            f"q, k and v are {x.q.dtype}, {x.k.dtype}, {x.v.dtype}: pass all in one of float16, bfloat16, float32"
+            f"q, k and v are {x.q.dtype}, {x.k.dtype}, {x.v.dtype}: pass all in one of float16, bfloat16, float32,"
+            ' or in float64 with backend="reference"'
         )
     for name, tensor in zip(("k", "v", *OPTIONAL), (x.k, x.v, *x.optional), strict=True):
         if tensor is not None and tensor.device != x.q.device:

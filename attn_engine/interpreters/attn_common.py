@@ -66,7 +66,8 @@ class Scene:
         """From q, k, v, scale (what follows is not looked at) and the captures."""
         types = [c.type for c in op.captures]
         promoted = tuple(promote(torch.as_tensor(c), t, real) for c, t in zip(captures, types, strict=True))
-        q, k, v, scale = (torch.as_tensor(x).to(real) for x in operands[:4])
+        # A number has more digits than a tensor that torch would make of it.
+        q, k, v, scale = (x.to(real) if isinstance(x, Tensor) else torch.as_tensor(x, dtype=real) for x in operands[:4])
         return cls(op, q, k, v, scale, promoted, real)
 
     @property

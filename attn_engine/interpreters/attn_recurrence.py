@@ -35,9 +35,9 @@ def run_recurrence(
     """
     given = [x for x in (decay, beta, weight, initial, bounds) if x is not None]
     op, operands = resolve(module_or_op, attn.RecurrenceOp, [q, k, v, scale, *given, *captures])
-    values = _named(
-        op, [promote(torch.as_tensor(x), o.type, dtype) for x, o in zip(operands, op.operands, strict=True)]
-    )
+    # A number has more digits than a tensor that torch would make of it.
+    tensors = [x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=dtype) for x in operands]
+    values = _named(op, [promote(x, o.type, dtype) for x, o in zip(tensors, op.operands, strict=True)])
     inputs = [_modified(op, name, values, dtype) for name in ("q", "k", "v", "decay")]
     heads = _per_head(inputs, values["v"].shape[1])
     state = values["initial"]
@@ -58,7 +58,8 @@ def _packed(inputs: Sequence[Tensor], values: dict[str, Any], states: Tensor | N
         found, final = _sequence([x[:, :, begin:end] for x in inputs], values["scale"], strengths, state)
         o = torch.cat([o[:, :, :begin], found, o[:, :, end:]], 2)
         finals.append(final)
-    return o, torch.cat(finals)
+    shape = (0, o.shape[1], inputs[1].shape[3], o.shape[3])
+    return o, torch.cat(finals) if finals else o.new_zeros(shape)
 
 
 def _sequence(

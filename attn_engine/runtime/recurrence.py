@@ -19,9 +19,10 @@ from attn_engine.errors import (
 )
 from attn_engine.frontend.checks import check_scale, check_tensor
 from attn_engine.frontend.recurrence import Operands, check_recurrence
-from attn_engine.runtime import recurrence_op
+from attn_engine.runtime import recurrence_op, recurrence_reference
 from attn_engine.runtime.eager import is_plain, trains
 from attn_engine.runtime.recurrence_compile import FEW_TOKENS
+from attn_engine.runtime.reference import is_reference
 
 
 def recurrence(
@@ -48,7 +49,7 @@ def recurrence(
     ```
 
     Args:
-        q, k: [B, T, Hk, K]; float16, bfloat16 or float32, any strides.
+        q, k: [B, T, Hk, K]; float16, bfloat16 or float32 (float64 for the reference), any strides.
         v: [B, T, H, V], H a multiple of Hk: head h reads head h // (H // Hk) of q and k.
         decay: the log decay, at most 0; [H], [B, T, H], or one per key channel [B, T, H, K]. -inf forgets
             everything before its token. None is no decay.
@@ -59,7 +60,8 @@ def recurrence(
         output_final_state: whether to return the state after the last token, float32; else None.
         cu_seqlens: [N + 1] integers: N sequences that follow each other in a batch of one.
         output_dtype: torch.float32 leaves o as it was added up, for what changes it further; None is the dtype of q.
-        backend: by default ("auto") triton on a GPU and cpu elsewhere.
+        backend: by default ("auto") triton on a GPU and cpu elsewhere. "reference" goes token by token in torch
+            operations, in float64, and has derivatives of any order.
 
     Differentiable in all tensors, through o and the final state. o has the shape of v.
 
@@ -68,9 +70,13 @@ def recurrence(
             `decay` (DecayError) and `cu_seqlens` (SequenceBoundsError), are looked at on a CPU, and on a GPU at the
             first call that builds kernels: later ones wait for nothing.
     """
-    operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens)
-    check_recurrence(operands)
+    exact = is_reference(backend)
+    operands = _operands(q, k, v, decay, beta, weight, initial_state, cu_seqlens, exact)
+    check_recurrence(operands, exact)
     factor, wide = _scale(q, scale), _is_wide(q, output_dtype)
+    if exact:
+        o, final = recurrence_reference.recur(operands, factor, wide)
+        return o.transpose(1, 2), final if output_final_state else None
     stepwise = goes_by_token(v, operands.q, operands.k, *operands.optional)
     results = recurrence_op.recur(
         operands.q,
@@ -109,7 +115,8 @@ def recurrence_step(
         UnsupportedGradientError: of a backward pass through o: a step has no gradients, `recurrence` has.
     """
     check_tensor("state", state)
-    if state.dtype != torch.float32:
+    exact = is_reference(backend)
+    if state.dtype != (torch.float64 if exact and q.dtype == torch.float64 else torch.float32):
         raise DtypeError(f"state is {state.dtype}: it is updated in place, keep it in float32")
     if state.requires_grad and torch.is_grad_enabled():
         raise NoGradientError(
@@ -117,13 +124,18 @@ def recurrence_step(
             " torch.no_grad(), or call recurrence(..., initial_state=state, output_final_state=True), which has gradients"
         )
     with torch.no_grad():
-        operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens)
-        check_recurrence(operands)
+        operands = _operands(q, k, v, decay, beta, weight, state, cu_seqlens, exact)
+        check_recurrence(operands, exact)
         _check_own_memory(state)
-        o = recurrence_op.step(
-            operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state, operands.bounds,
-            _scale(q, scale), backend or "", _is_wide(q, output_dtype),
-        )  # fmt: skip
+        factor, wide = _scale(q, scale), _is_wide(q, output_dtype)
+        if exact:
+            o, after = recurrence_reference.recur(operands, factor, wide)
+            state.copy_(after)
+        else:
+            o = recurrence_op.step(
+                operands.q, operands.k, operands.v, operands.decay, operands.beta, operands.weight, state,
+                operands.bounds, factor, backend or "", wide,
+            )  # fmt: skip
     return _without_gradients(o.transpose(1, 2), (q, k, v, decay, beta, weight))
 
 
@@ -178,8 +190,9 @@ def _operands(
     weight: Tensor | None,
     initial: Tensor | None,
     bounds: Tensor | None,
+    exact: bool,
 ) -> Operands:
-    """Heads before tokens; what is one number per token or a state in float32."""
+    """Heads before tokens; what is one number per token or a state in float32, float64 if it is `exact`."""
     others = (("decay", decay), ("beta", beta), ("weight", weight), ("state", initial), ("cu_seqlens", bounds))
     for name, tensor in (("q", q), ("k", k), ("v", v), *others):
         if tensor is not None or name in "qkv":
@@ -190,20 +203,22 @@ def _operands(
             )
     if decay is not None and decay.ndim == 1:
         decay = decay.expand(v.shape[0], v.shape[1], -1)
+    real = torch.float64 if exact else torch.float32
     rows = [
-        None if x is None else _heads_first(n, x) for n, x in (("decay", decay), ("beta", beta), ("weight", weight))
+        None if x is None else _heads_first(n, x, real)
+        for n, x in (("decay", decay), ("beta", beta), ("weight", weight))
     ]
     main = [x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v)]
     if bounds is not None and bounds.dtype == torch.int64:
         bounds = bounds.int()
-    state = None if initial is None else initial.float()
+    state = None if initial is None else initial.to(real)
     return Operands(main[0], main[1], main[2], rows[0], rows[1], rows[2], state, bounds)
 
 
-def _heads_first(name: str, x: Tensor) -> Tensor:
+def _heads_first(name: str, x: Tensor, real: torch.dtype) -> Tensor:
     if x.ndim not in (3, 4):
         raise RankError(f"{name} has {x.ndim} dimensions, but needs 3 (batch, token, head)")
-    return x.float().transpose(1, 2)
+    return x.to(real).transpose(1, 2)
 
 
 def goes_by_token(*tensors: Tensor | None) -> bool:

@@ -40,6 +40,7 @@ from attn_engine.runtime.recurrence_inspect import (
     recurrence_source,
 )
 from attn_engine.runtime.recurrence_tune import RecurrenceTuner, tuning
+from attn_engine.runtime.reference import is_reference
 
 Mod = Callable[..., Tensor]
 _OF_TENSORS_TOO = (ConcreteValueError, ControlFlowError, OperandError)
@@ -65,7 +66,8 @@ class LinearAttentionEngine:
         tune: measure some forms at the first call of a kind, and of its gradients, and take the fastest.
         tune_file: JSON in which measured forms are found and kept; without `tune` it is only read.
         layout: of the tensors of a call, "bhsd" (batch, heads, tokens, channels) or "bshd".
-        backend: by default ("auto") triton on a GPU and cpu elsewhere.
+        backend: by default ("auto") triton on a GPU and cpu elsewhere; "reference" goes token by token in torch
+            operations, in float64, and has derivatives of any order.
 
     Raises:
         LayoutError, MetaMismatchError, CustomInputError: for arguments that do not fit.
@@ -197,6 +199,7 @@ class LinearAttentionEngine:
         wanted = {n: m for (n, m), x in zip(self.mods.items(), given, strict=True) if m is not None and x is not None}
         if (
             not wanted
+            or is_reference(self.backend)
             or not is_plain([*given, *inputs.values()])
             or not all(x.dtype in DTYPES for x in inputs.values())
         ):
@@ -216,7 +219,8 @@ class LinearAttentionEngine:
             if x is None or name != "decay":
                 made.append(None if x is None else self._made(name, x, named))
             else:
-                made.append(self._made(name, x[..., None], named)[..., 0].float())
+                log_decay = self._made(name, x[..., None], named)[..., 0]
+                made.append(log_decay if is_reference(self.backend) else log_decay.float())
         return made
 
     def _inputs(self, custom: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from attn_engine.runtime.recurrence_tune import active_tuner, tuned
 from attn_engine.runtime.reference import refuse_transforms
 from attn_engine.runtime.vectorize import in_turn
 
-WHAT, INSTEAD = "a recurrence", "write the recurrence as a loop over tokens in torch operations"
+WHAT, INSTEAD = "a recurrence", 'backend="reference" has it, token by token and in float64'
 """For errors of derivatives that it does not have."""
 
 

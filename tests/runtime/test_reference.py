@@ -115,6 +115,14 @@ def test_results_are_those_of_other_backends(dtype: torch.dtype):
     assert torch.allclose(o.float(), want.float(), atol=2e-2) and torch.allclose(lse, want_lse, atol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [None, 0.1])
+def test_the_scale_has_all_digits_of_a_number(scale: float | None):
+    q, k, v = (randn(1, 2, 5, 3, seed=n).double() for n in range(3))
+    o = attn_engine.attention(q, k, v, scale=scale, backend="reference")
+    right = torch.softmax(q @ k.mT * (3**-0.5 if scale is None else scale), -1) @ v
+    torch.testing.assert_close(o, right, rtol=1e-14, atol=1e-14)
+
+
 def test_packed_sequences_of_float64():
     bounds = torch.tensor([0, 3, 7])
     tensors = [leaf(t, torch.float64) for t in qkv(h=2, hkv=1, sq=8, d=3)]
