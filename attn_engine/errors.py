@@ -288,7 +288,7 @@ class AsyncUnsupportedError(AttnEngineError):
     """A kernel that cannot be scheduled with asynchronous copies and products."""
 
     def __init__(self, reason: str):
-        super().__init__(f"this attention has no asynchronous kernel: {reason}; use backend 'triton'")
+        super().__init__(f"there is no asynchronous kernel of this: {reason}; use backend 'triton'")
         self.reason = reason
 
 
