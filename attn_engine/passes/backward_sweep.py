@@ -4,7 +4,8 @@ A row value r that code of single elements reads has the gradient sum_j c_j. Whe
 sum stays open, as the terms c_j, down to the loads, whose gradients are accumulated element by element. Where r
 needs a reduction of the forward pass the sum is closed. Closing a term a_j * r:
 
-- a_j = dp_j * w_j where p_j = w_j * g and g cannot vanish: the sum is delta * r / g, without a loop;
+- a_j = dp_j * w_j where p_j = w_j * g and g is positive: the sum is delta * r / g, without a loop. Where g may be 0 in
+  floating point, as an exponential may, it has to cancel;
 - a_j is what a sum R of the forward pass adds up: R * r;
 - otherwise a new reduction, for which the backward pass has one more loop over the keys.
 """
@@ -12,7 +13,7 @@ needs a reduction of the forward pass the sum is closed. Closing a term a_j * r:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -71,7 +72,8 @@ class RowSums:
         self.products = products
         self.writer = writer
         self.attained = attained
-        self.known: dict[Key, tuple[Term, frozenset[tuple[SSAValue, bool]]]] = {}
+        self.known: dict[Key, tuple[SSAValue, Term]] = {}
+        self.divisors = set(_divisors(graph, products))
         for op in [op for op in graph.block.ops if isinstance(op, attn.RowReduceOp)]:
             if op.kind.data == attn.ReduceKind.SUM:
                 self._learn(products[op.value], op.result)
@@ -83,16 +85,19 @@ class RowSums:
         """total = sum of summand: total / (the row's factors) is the sum of its elements' factors."""
         element, row = self.products.split(summand)
         if self.products.never_zero(row):
-            self.known[element.key] = (power(total) * Term(row.coefficient, row.powers).inverse(), row.guards)
+            self.known[element.key] = (total, row)
 
-    def close(self, terms: Terms) -> Terms:
-        return collect(self._closed(term) for term in terms)
+    def close(self, terms: Terms, partial: Term) -> Terms:
+        """The terms summed over the row; what comes of them is multiplied by `partial` next."""
+        return collect(self._closed(term, partial) for term in terms)
 
-    def _closed(self, term: Term) -> Term:
+    def _closed(self, term: Term, partial: Term) -> Term:
         element, row = self.products.split(term)
-        total, guards = self.known.get(element.key, (None, frozenset[tuple[SSAValue, bool]]()))
-        if total is not None and guards <= row.guards:
-            return row * total
+        if element.key in self.known:
+            total, factors = self.known[element.key]
+            closed = row * power(total) * Term(factors.coefficient, factors.powers).inverse()
+            if factors.guards <= row.guards and self._is_safe(closed * partial, factors):
+                return closed
         if element.key == ONE.key:
             return row * power(self.graph.reduce(attn.ReduceKind.COUNT, self.graph.constant(1.0)))
         return row * power(self._summed(element))
@@ -103,6 +108,17 @@ class RowSums:
             if not wanted and condition in self.attained.alone:
                 return self.attained.sum_of_others(condition, self.writer.write([others]))
         return self.graph.reduce(attn.ReduceKind.SUM, self.writer.write([element]))
+
+    def _is_safe(self, result: Term, factors: Term) -> bool:
+        """Whether a result is divided by none of the factors that may be 0 in floating point: 0 / 0 would come of it.
+
+        What the forward pass divides by itself, or takes the logarithm of, is not 0 where there is a weight.
+        """
+        return all(
+            result.powers.get(v, 0.0) >= 0
+            for v, p in factors.powers.items()
+            if p > 0 and v not in self.divisors and not self.products.signs.above_zero(v)
+        )
 
 
 class Sweep:
@@ -152,7 +168,7 @@ class Sweep:
         value = op.results[0]
         element, row = collect(self.element.pop(value, [])), collect(self.row.pop(value, []))
         if not self.graph.is_element(value) and self.graph.needs[value] & Needs.FORWARD:
-            element, row = [], collect([*row, *self.sums.close(element)])
+            element, row = [], collect([*row, *self.sums.close(element, self._own_factor(op))])
             if vanishes(row, self.products):
                 return
         if not element and not row:
@@ -165,6 +181,11 @@ class Sweep:
             self._moved(op, element)
         else:
             self._operation(op, element, row, active)
+
+    def _own_factor(self, op: Operation) -> Term:
+        """The result itself, of a function whose derivative has it as a factor."""
+        has_it = isinstance(op, math.ExpOp | math.Exp2Op) or logistic_of(op) is not None
+        return self.products[op.results[0]] if has_it else ONE
 
     # --- elementwise code ------------------------------------------------------------------------
 
@@ -190,9 +211,10 @@ class Sweep:
 
     def _logistic(self, p: SSAValue, x: SSAValue, element: Terms, row: Terms) -> None:
         """p (1 - p) of a result p: the two sides of its spelling need not be gone through. Small weights stay exact."""
-        slope = [power(self.graph.sub(p, self.graph.mul(p, p)))]
-        self.element[x] += product(self._bundled(p, element, False), slope)
-        self.row[x] += product(self._bundled(p, row, False), slope)
+        slope = power(self.graph.sub(p, self.graph.mul(p, p)))
+        of_row = self.products[p] * power(self.graph.sub(self.graph.constant(1.0), p))
+        self.element[x] += product(self._bundled(p, element, False), [slope])
+        self.row[x] += product(self._bundled(p, row, False), [of_row])
 
     def _bundled(self, value: SSAValue, terms: Terms, several: bool) -> Terms:
         """One value instead of a sum, where no row sum will look into it, or the sum has become long."""
@@ -271,6 +293,15 @@ class Sweep:
             hit, ties = self.attained.any(kind, value), self.attained.ties(kind, value)
             share = Term(1.0, {ties: -1.0}, frozenset({(hit, True)}))
         self.element[value] += product(terms, [share])
+
+
+def _divisors(graph: Graph, products: Products) -> Iterator[SSAValue]:
+    """What code divides by or takes the logarithm of, and the factors of that."""
+    for op in list(graph.block.ops):
+        if isinstance(op, arith.DivfOp | math.LogOp | math.Log2Op | math.RsqrtOp):
+            divisor = op.operands[-1]
+            yield divisor
+            yield from (v for v, p in products[divisor].powers.items() if p > 0)
 
 
 def _both_ways(pair: list[tuple[float, SSAValue]]) -> list[list[tuple[float, SSAValue]]]:

@@ -21,6 +21,15 @@ from attn_engine.ir.autodiff.exponents import (
 from attn_engine.ir.autodiff.graph import Graph, Needs
 from attn_engine.ir.autodiff.signs import Signs
 from attn_engine.ir.autodiff.terms import Term, power
+from attn_engine.ir.walks import behind
+
+
+def _parts(value: SSAValue) -> tuple[SSAValue, ...]:
+    """What a value is the sum, a multiple, a root or the larger of."""
+    op = value.owner
+    if isinstance(op, arith.AddfOp | arith.MaximumfOp | arith.MulfOp | arith.SelectOp | math.SqrtOp):
+        return tuple(op.operands)
+    return ()
 
 
 class Products(Mapping[SSAValue, Term]):
@@ -153,10 +162,31 @@ class Products(Mapping[SSAValue, Term]):
                 continue
             for other, k in powers.items():
                 if not self.graph.is_element(other) and self.signs.positive(other):
-                    row = added(row, self._log(other, found.base), k)
-                    found.bounded |= k == -1 and self._is_sum_of(other, factor)
+                    log = self._log(other, found.base)
+                    if self._is_total(other, found) or self._meets(row, log):
+                        row = added(row, log, k)
+                        found.bounded |= k == -1 and self._is_sum_of(other, factor)
             self._choose(found, row)
             return
+
+    def _meets(self, row: Linear, log: Linear) -> bool:
+        """Whether the logarithm of a factor has a statistic that the row has already, as exp(m - lse) beside exp(s - m)."""
+        return any(m and m in row for m in log)
+
+    def _is_total(self, value: SSAValue, class_: ExpClass) -> bool:
+        """Whether a sum of the exponentials over the row is in a value, beside what is added to it.
+
+        Such a value is as large as they are. Others may be as small as they like: beside a gate that is nearly 0 the
+        representative would be 0, and what it stands for that times infinity.
+        """
+        return any(self._is_reduction_of(v, class_) for v in behind([value], _parts))
+
+    def _is_reduction_of(self, value: SSAValue, class_: ExpClass) -> bool:
+        op = value.owner
+        if not isinstance(op, attn.RowReduceOp) or op.kind.data != attn.ReduceKind.SUM:
+            return False
+        members = {member for member, _ in class_.members}
+        return any(v in members for v in behind([op.value]))
 
     def _is_sum_of(self, total: SSAValue, value: SSAValue) -> bool:
         op = total.owner
