@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from attn_engine import library
 from attn_engine.errors import MaskRuleError
+from attn_engine.frontend.checks import check_tensor
 from attn_engine.frontend.mask_algebra import Function, Mask, Offset, as_mask
 
 __all__ = ["Mask", "as_mask", "causal", "document", "from_tensor", "generic", "parse", "prefix", "sinks", "window"]
@@ -34,7 +36,12 @@ causal = _Causal("causal", lambda offset: library.causal)
 
 
 def window(left: int, right: int, bottom_right: bool = False) -> Mask:
-    """i - left <= j <= i + right, both ends visible; a negative number sets no bound on its side."""
+    """i - left <= j <= i + right, both ends visible; a negative number sets no bound on its side.
+
+    Raises:
+        MaskRuleError: for sizes that are no whole numbers, as all of these do.
+    """
+    _whole("window", left=left, right=right)
     return _band(f"window({left}, {right}{', bottom_right' if bottom_right else ''})", left, right, bottom_right)
 
 
@@ -52,6 +59,8 @@ def _band(name: str, left: int, right: int, bottom_right: bool) -> Mask:
 
 def prefix(length: int | torch.Tensor) -> Mask:
     """Causal, and everyone sees the first `length` keys; a tensor holds one number per batch."""
+    if not isinstance(length, torch.Tensor):
+        _whole("prefix", length=length)
     shown = length if isinstance(length, int) else "..."
     return Mask(f"prefix({shown})", _always(library.prefix_lm(length)))
 
@@ -64,6 +73,7 @@ def generic(y: int, x: int) -> Mask:
     Raises:
         MaskRuleError: unless x + y > 1; there would be rows between columns that see nothing.
     """
+    _whole("generic", y=y, x=x)
     if x + y <= 1:
         raise MaskRuleError(f"g:{y},{x}", "x + y must be more than 1")
 
@@ -75,6 +85,7 @@ def generic(y: int, x: int) -> Mask:
 
 def sinks(count: int) -> Mask:
     """The first `count` keys."""
+    _whole("sinks", count=count)
 
     def first(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx < count
@@ -84,6 +95,7 @@ def sinks(count: int) -> Mask:
 
 def document(ids: torch.Tensor) -> Mask:
     """Keys of the query's own document; ids are [S] or [B, S]."""
+    check_tensor("ids", ids)
     return Mask("document", _always(library.document(ids)))
 
 
@@ -93,6 +105,7 @@ def from_tensor(visible: torch.Tensor) -> Mask:
     Raises:
         MaskRuleError: for other numbers of dimensions.
     """
+    check_tensor("visible", visible)
     if not 2 <= visible.ndim <= 4:
         raise MaskRuleError(
             "from_tensor", f"shape {tuple(visible.shape)}: give it 2 to 4 dimensions, the last two [Sq, Skv]"
@@ -105,6 +118,12 @@ def from_tensor(visible: torch.Tensor) -> Mask:
         return visible[place] if visible.dtype == torch.bool else visible[place] != 0
 
     return Mask("from_tensor", _always(read))
+
+
+def _whole(rule: str, **numbers: object) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise MaskRuleError(rule, f"{name} is {number!r}: give a whole number")
 
 
 def _always(function: Function) -> Callable[[Offset], Function]:

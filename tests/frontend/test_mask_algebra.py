@@ -233,3 +233,23 @@ def test_a_mask_is_saved_as_an_image(tmp_path: Path):
     for name, start in (("mask.png", b"\x89PNG"), ("mask.svg", b"<?xml")):
         block_mask.save(tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: masks.window(1.5, 0), "left is 1.5"),
+        (lambda: masks.window(1, None), "right is None"),
+        (lambda: masks.prefix(2.5), "length is 2.5"),
+        (lambda: masks.sinks(2.5), "count is 2.5"),
+        (lambda: masks.sinks(True), "count is True"),
+        (lambda: masks.generic(1, "x"), "x is 'x'"),
+    ],
+)
+def test_sizes_of_masks_are_whole_numbers(make, told):
+    with pytest.raises(errors.MaskRuleError, match=f"{told}: give a whole number"):
+        make()
+    with pytest.raises(errors.NotATensorError):
+        masks.document([0, 1])
+    with pytest.raises(errors.NotATensorError):
+        masks.from_tensor([[True]])
