@@ -18,11 +18,12 @@ from attn_engine.errors import (
     LayoutError,
     MetaMismatchError,
     OperandError,
+    RankError,
     ReturnValueError,
     SignatureError,
     TraceError,
 )
-from attn_engine.frontend.checks import DTYPES
+from attn_engine.frontend.checks import DTYPES, check_tensor
 from attn_engine.frontend.custom_io import CustomIO, MetaTensor, check_custom
 from attn_engine.frontend.foreign import raised_at
 from attn_engine.frontend.recurrence import Operands
@@ -166,13 +167,22 @@ class LinearAttentionEngine:
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
         inside = self.layout == "bshd"
+        for name, x in zip((*"qkv", *self.custom_io), (q, k, v, *custom), strict=False):
+            check_tensor(name, x)
+        if decay is not None:
+            check_tensor("decay", decay)
+            if decay.ndim != 3:
+                raise RankError(
+                    f"decay has {decay.ndim} dimensions, but needs 3 (batch, heads, tokens as the layout has them)"
+                )
         given = [x.transpose(1, 2) if inside else x for x in (q, k, v)]
         for name, meta, tensor in zip("qkv", self.meta, given, strict=True):
             check_meta(name, meta, tensor)
         inputs = self._inputs(custom)
+        self._check_sizes(inputs, given)
         heads_first = None if decay is None else decay.transpose(1, 2) if inside else decay
         traced = self._traced([*given, heads_first], inputs)
-        if traced is not None:
+        if traced is not None and self._fit(traced, [*given, heads_first], inputs):
             read = tuple(list(self.custom_io).index(name) for name in traced.names)
             modified = recurrence_mods.Modified(traced, read, self._all_made, final, self.backend or "")
             log_decay = None if heads_first is None else heads_first.float()
@@ -210,6 +220,29 @@ class LinearAttentionEngine:
             self._regions[dtypes, *wanted] = trace_mods(wanted, inputs, fixed)
         found = self._regions[dtypes, *wanted]
         return None if isinstance(found, TraceError) else found
+
+    def _check_sizes(self, inputs: Mapping[str, Tensor], given: Sequence[Tensor]) -> None:
+        """Named dimensions are those of q and k, or of v, or 1."""
+        for name, tensor in inputs.items():
+            for dimension, axis in AXES.items():
+                sizes = {1, *(x.shape[axis] for x in given)}
+                if tensor.shape[axis] not in sizes:
+                    refuse(
+                        CustomInputError,
+                        f"input '{name}' has {tensor.shape[axis]} for '{dimension}'",
+                        f"there are {', '.join(map(str, sorted(sizes)))} of q, k and v, or 1 for all",
+                    )
+
+    def _fit(self, traced: TracedMods, given: Sequence[Tensor | None], inputs: Mapping[str, Tensor]) -> bool:
+        """Whether inputs hold a number for each element of the operands that read them: kernels take it by the element's
+        place. What broadcasts in another way, or not at all, is for torch to tell."""
+        shapes = {n: (*x.shape, 1)[:4] for n, x in zip(self.mods, given, strict=True) if x is not None}
+        for operand, region in traced.regions.items():
+            for name, argument in zip(traced.names, region.block.args[1 + len(shapes[operand]) :], strict=True):
+                sizes = zip(_alike(self.custom_io.shapes[name]), inputs[name].shape, shapes[operand], strict=True)
+                if argument.uses and not all(alike or size == own for alike, size, own in sizes):
+                    return False
+        return True
 
     def _all_made(self, given: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """q, k, v and the log decay as their functions make them."""

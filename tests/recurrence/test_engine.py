@@ -15,6 +15,8 @@ from attn_engine.errors import (
     FunctionTransformError,
     LayoutError,
     MetaMismatchError,
+    NotATensorError,
+    RankError,
     ReductionError,
     ReturnValueError,
     SecondDerivativeError,
@@ -122,6 +124,54 @@ def test_functions_that_make_log_decays_above_0_are_found_out(inside):
     o = LinearAttentionEngine(metas(), decay_mod=rise)(x["q"], x["k"], x["v"], -x["decay"] + 0.1)
     right = LinearAttentionEngine(metas(), decay_mod=fall)(x["q"], x["k"], x["v"], x["decay"] + 0.1)
     torch.testing.assert_close(o, right)
+
+
+@pytest.mark.parametrize("dimension", ["batch", "heads", "seq_len"])
+def test_an_input_may_have_one_number_for_all(dimension):
+    """Whatever its name says of it: elements then read that one, and not what lies behind it in memory."""
+    x = given(2) | {"a": torch.rand(2, 2, TOKENS)}
+    one = x["a"].narrow({"batch": 0, "heads": 1, "seq_len": 2}[dimension], 1, 1).contiguous()
+    x["a"] = one
+    engine = LinearAttentionEngine(
+        metas(shared=2),
+        q_mod=lambda q, inputs: q * inputs["a"],
+        custom_io=CustomIO({"a": ("batch", "heads", "seq_len")}),
+    )
+    got, want = leaves(x), exact(x)
+    right = reference(
+        *(t.transpose(1, 2) for t in (want["q"] * want["a"][..., None], want["k"], want["v"])),
+        decay=want["decay"].transpose(1, 2), scale=1.0,
+    )[0]  # fmt: skip
+    compare(engine, got, want, right, got["a"])
+
+
+def test_sizes_of_inputs_that_fit_nothing():
+    x = given(2)
+    names = {"batch": 0, "heads": 1, "seq_len": 2}
+    for name, axis in names.items():
+        engine = LinearAttentionEngine(
+            metas(shared=2), q_mod=lambda q, inputs: q * inputs["a"], custom_io=CustomIO({"a": tuple(names)})
+        )
+        for size in (3, 99):
+            shape = [2, 2, TOKENS]
+            shape[axis] = size
+            with pytest.raises(CustomInputError, match=f"input 'a' has {size} for '{name}'"):
+                engine(*x.values(), torch.rand(shape))
+    channels = LinearAttentionEngine(
+        metas(shared=2), q_mod=lambda q, inputs: q * inputs["a"], custom_io=CustomIO({"a": (1, 1, 1, 4)})
+    )
+    with pytest.raises(RuntimeError, match=r"tensor a \(16\) must match the size of tensor b \(4\)"):
+        channels(*x.values(), torch.rand(1, 1, 1, 4))
+
+
+def test_arguments_that_are_no_tensors():
+    x = given()
+    engine = LinearAttentionEngine(metas())
+    for name in x:
+        with pytest.raises(NotATensorError, match=f"{name} is a list"):
+            engine(*(x | {name: [1.0]}).values())
+    with pytest.raises(RankError, match="decay has 1 dimensions"):
+        engine(x["q"], x["k"], x["v"], torch.zeros(4))
 
 
 def test_functions_of_single_elements_run_inside_of_the_kernels():
