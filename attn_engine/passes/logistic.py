@@ -46,8 +46,13 @@ def _side(test: SSAValue, size: SSAValue | None, factor: float) -> tuple[SSAValu
     choice = size.owner if size is not None else None
     if not isinstance(choice, arith.SelectOp) or choice.cond is not test or factor <= 0:
         return None
-    turned, below = choice.rhs.owner, test.owner
-    if not isinstance(turned, arith.NegfOp) or not isinstance(below, arith.CmpfOp) or predicate_of(below) != "olt":
+    below = test.owner
+    if not isinstance(below, arith.CmpfOp) or predicate_of(below) != "olt":
         return None
     compared = below.lhs is choice.lhs and constant_of(below.rhs) == 0.0
-    return (choice.lhs, factor) if compared and turned.operand is choice.lhs else None
+    return (choice.lhs, factor) if compared and _are_opposite(choice.lhs, choice.rhs) else None
+
+
+def _are_opposite(x: SSAValue, y: SSAValue) -> bool:
+    """Whether one is the other with its sign turned: of -x, the other is x itself."""
+    return any(isinstance(a.owner, arith.NegfOp) and a.owner.operand is b for a, b in ((x, y), (y, x)))

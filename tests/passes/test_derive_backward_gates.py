@@ -27,6 +27,12 @@ def sigmoid(x):
     return (x < 0.0).where(e, 1.0) / (e + 1.0)
 
 
+def opposite_sigmoid(x):
+    """Of -x, where -(-x) has become x."""
+    e = (-x < 0.0).where(-x, x).exp()
+    return (-x < 0.0).where(e, 1.0) / (e + 1.0)
+
+
 GATES = {
     "exp of the smallest": lambda s: s.min().exp(),
     "exp of a sum": lambda s: (-(s * s).sum()).exp(),
@@ -34,6 +40,9 @@ GATES = {
     "softplus of the smallest": lambda s: (s.min().exp() + 1.0).log(),
     "exp of the largest above 10^9": lambda s: (s > 1e9).where(s, -math.inf).max().exp(),
     "sigmoid of the largest above 10^9": lambda s: sigmoid((s > 1e9).where(s, -math.inf).max()),
+    "sigmoid of the smallest, squared": lambda s: sigmoid(s.min()) * sigmoid(s.min()),
+    "sigmoid of minus the largest": lambda s: sigmoid(-s.max()),
+    "sigmoid of minus what is no value": lambda s: opposite_sigmoid((s < -1e9).where(s, math.inf).min()),
     "before the sum": lambda s: 1.0 / (s.min().exp() + 1.0),
 }
 

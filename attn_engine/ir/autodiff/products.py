@@ -162,16 +162,15 @@ class Products(Mapping[SSAValue, Term]):
                 continue
             for other, k in powers.items():
                 if not self.graph.is_element(other) and self.signs.positive(other):
-                    log = self._log(other, found.base)
-                    if self._is_total(other, found) or self._meets(row, log):
-                        row = added(row, log, k)
+                    if self._is_total(other, found) or self._meets(other, row, found.base):
+                        row = added(row, self._log(other, found.base), k)
                         found.bounded |= k == -1 and self._is_sum_of(other, factor)
             self._choose(found, row)
             return
 
-    def _meets(self, row: Linear, log: Linear) -> bool:
-        """Whether the logarithm of a factor has a statistic that the row has already, as exp(m - lse) beside exp(s - m)."""
-        return any(m and m in row for m in log)
+    def _meets(self, value: SSAValue, row: Linear, base: float) -> bool:
+        """Whether a factor is an exponential of a statistic that the row has, as exp(m - lse) beside exp(s - m)."""
+        return base_of(value) == base and any(m and m in row for m in self._log(value, base))
 
     def _is_total(self, value: SSAValue, class_: ExpClass) -> bool:
         """Whether a sum of the exponentials over the row is in a value, beside what is added to it.
