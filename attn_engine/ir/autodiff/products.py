@@ -161,10 +161,11 @@ class Products(Mapping[SSAValue, Term]):
             if found.chosen is not None:
                 continue
             for other, k in powers.items():
-                if not self.graph.is_element(other) and self.signs.positive(other):
-                    if self._is_total(other, found) or self._meets(other, row, found.base):
-                        row = added(row, self._log(other, found.base), k)
-                        found.bounded |= k == -1 and self._is_sum_of(other, factor)
+                if self.graph.is_element(other) or not self.signs.positive(other):
+                    continue
+                if self._is_total(other, found) or self._meets(other, row, found.base):
+                    row = added(row, self._log(other, found.base), k)
+                    found.bounded |= k == -1 and self._is_sum_of(other, factor)
             self._choose(found, row)
             return
 
