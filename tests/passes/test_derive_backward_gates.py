@@ -1,4 +1,8 @@
-"""Weights times a number of the row that may be 0 in floating point: a gradient divides by it nowhere, 0 / 0 is no number."""
+"""Numbers of the row that are 0 or large in floating point, beside exponentials.
+
+Weights times a number that may be 0: a gradient divides by it nowhere, 0 / 0 is no number. Squares of distances from large
+ones: a gradient multiplies them out nowhere, little would be left.
+"""
 
 from __future__ import annotations
 
@@ -84,3 +88,24 @@ def test_rows_without_a_score_above_a_threshold(gate) -> None:
     assert (o == 0).all(-1).any() and (o != 0).any()
     for ours, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("offset", [0.0, 3000.0])
+def test_squares_of_distances_are_not_multiplied_out(offset: float) -> None:
+    """Scores lie around a large number, and weights fall with their distance from the mean."""
+
+    def row(s):
+        e = torch.exp(-0.1 * (s - s.mean()) ** 2)
+        return e / e.sum()
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 24, 8, generator=generator, requires_grad=True) for _ in range(3))
+    found, expected = (
+        torch.autograd.grad(
+            attn_engine.attention(q, k, v, score_mod=lambda s, *_: s + offset, row=row, backend=backend).square().sum(),
+            (q, k, v),
+        )
+        for backend in ("cpu", "reference")
+    )
+    for ours, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=0.0, atol=1e-3 * exact.abs().max().item())

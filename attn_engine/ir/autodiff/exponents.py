@@ -83,8 +83,8 @@ class Exponents:
         if self._is_closed(value, a, b):
             return {(value,): 1.0}
         left, right = self.linear(a), self.linear(b)
-        if len(left) * len(right) > EXPANSION_LIMIT:
-            return {(value,): 1.0}
+        if min(len(left), len(right)) > 1 or len(left) * len(right) > EXPANSION_LIMIT:
+            return {(value,): 1.0}  # of (s - m) * (s - m) in parts little is left where s is large
         result: Linear = {}
         for m, c in left.items():
             for n, d in right.items():
