@@ -293,7 +293,10 @@ class Algebra:
         return add(*terms)
 
     def expand(self, value: Sum) -> Sum:
-        """Multiplies out the grouped sums in each term, as long as that stays small."""
+        """Multiplies out the grouped sums in each term, as long as that stays small.
+
+        Products of several sums of the row alone stay: nothing in them varies along keys, and in parts they may be infinite.
+        """
         return add(*(self._expand_term(p, c) for p, c in value.terms))
 
     def _expand_group(self, atom: Atom) -> Sum:
@@ -301,6 +304,8 @@ class Algebra:
 
     def _expand_term(self, product: Product, coefficient: float) -> Sum:
         plain = [(a, p) for a, p in product.factors if not _expandable(a, p)]
+        if not product.on_kv and sum(p for a, p in product.factors if _expandable(a, p)) > 1:
+            return make_sum([(product, coefficient)])
         result = make_sum([(make_product(plain, product.exponent), coefficient)])
         for atom, power in product.factors:
             if not _expandable(atom, power):
