@@ -21,19 +21,19 @@ from attn_engine.dialects.tile_async_copy import (
     BarrierWaitOp,
     MakeBarriersOp,
 )
-from attn_engine.dialects.tile_async_memory import CellReadOp, CellWriteOp, FetchAddOp, ProcessorCountOp
+from attn_engine.dialects.tile_async_memory import CellReadOp, CellWriteOp, FetchAddOp
 from attn_engine.dialects.tile_async_product import WaitOp
 from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.dialects.tile_flag import AwaitTurnOp
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
+from attn_engine.passes.hopper.counted_tiles import CELLS, cell_of, programs_and_counter
 from attn_engine.passes.hopper.edit import After, Before, Signature
 from attn_engine.passes.hopper.persist import Steps, arrive_again, in_steps, once_a_tile
 from attn_engine.passes.hopper.stage_results import Staging, filled_by
 from attn_engine.passes.hopper.steps import kernels_at_async_level
 from attn_engine.passes.lowering.scope import Scope
 
-_CELLS = 2
 _PARITY = 2
 """The operand of a wait."""
 
@@ -49,35 +49,33 @@ class _Shared:
     next_tile: SSAValue
     owned_free: SSAValue
     """The slots of the blocks that a tile owns are free."""
-    staged_free: SSAValue
-    """The results of a tile have left the slots of all consumers."""
+    staged_free: SSAValue | None = None
+    """The results of a tile have left the slots of all consumers; only where a consumer writes those of others."""
 
 
 def _plan(signature: Signature) -> list[SSAValue]:
     """Counts programs in the plan, makes the counter, and launches the programs; the kernel's arguments for them."""
     scope = Before(signature.launch)
     (tiles,) = signature.launch.grid
-    processors = scope.add(ProcessorCountOp(), "processors").result
-    programs = scope.value(scope.smaller(processors, tiles, "programs"))
-    counter = scope.add(tile.AllocOp([scope.value(1)], tile.GlobalType(1, i32)), "counter").result
-    scope.add(tile.FillOp(counter, scope.value(0)))
+    programs, counter = programs_and_counter(scope, tiles)
     signature.grid([programs])
     names = ("tiles", "programs", "counter")
     return [signature.add(v, n) for v, n in zip((tiles, programs, counter), names, strict=True)]
 
 
-def _share(signature: Signature, roles: RolesOp) -> list[_Shared]:
+def _share(signature: Signature, roles: RolesOp, meets: bool) -> list[_Shared]:
     """More captures for all roles."""
     first = signature.kernel.body.block.first_op
     assert first is not None
     top, consumers = Before(first), roles.roles[0][1]
     values = [
         *_plan(signature),
-        top.add(MakeBarriersOp(_CELLS, 1), "tile_full").result,
-        top.add(RingOp(BufferType([_CELLS], i32)), "next_tile").result,
+        top.add(MakeBarriersOp(CELLS, 1), "tile_full").result,
+        top.add(RingOp(BufferType([CELLS], i32)), "next_tile").result,
         top.add(MakeBarriersOp(1, consumers), "owned_free").result,
-        top.add(MakeBarriersOp(1, consumers), "staged_free").result,
     ]
+    if meets:
+        values.append(top.add(MakeBarriersOp(1, consumers), "staged_free").result)
     counts, warps, registers = zip(*(numbers for _, *numbers in roles.roles), strict=True)
     regions = [roles.detach_region(region) for region in list(roles.regions)]
     shared: list[_Shared] = []
@@ -92,14 +90,6 @@ def _share(signature: Signature, roles: RolesOp) -> list[_Shared]:
     Rewriter.insert_op(new, InsertPoint.before(roles))
     Rewriter.erase_op(roles)
     return shared
-
-
-def _cell_of(scope: Scope, done: SSAValue) -> tuple[SSAValue, SSAValue]:
-    """Which cell a tile uses, and the parity of its phase."""
-    cells = scope.value(_CELLS)
-    cell = scope.add(arith.RemSIOp(done, cells), "cell").result
-    round_ = scope.add(arith.DivSIOp(done, cells), "round").result
-    return cell, scope.add(arith.AndIOp(round_, scope.value(1)), "cell_parity").result
 
 
 def _into(block: Block, role: Block) -> None:
@@ -148,7 +138,7 @@ def _last_product(role: Block) -> Operation:
 def _consume(role: Block, shared: _Shared, staging: Staging, spare: bool) -> None:
     """Waits for a tile, computes it, and goes on until there is none."""
     own = _Role(role, shared, 2)
-    cell, _ = _cell_of(own.head, own.done)
+    cell, _ = cell_of(own.head, own.done)
     tile_ = own.head.add(CellReadOp(shared.next_tile, cell), "tile").result
     staging.run()
     behind = After(_last_product(role))
@@ -157,12 +147,12 @@ def _consume(role: Block, shared: _Shared, staging: Staging, spare: bool) -> Non
             arrive_again(behind, arrive, own.steps.end)
     behind.add(BarrierArriveOp(shared.owned_free, behind.value(0)))
     own.number(tile_)
-    _await_stores(role, own, staging)
+    _await_stores(role, own)
     _into(own.body, role)
     scope = Scope(own.body)
     scope.add(scf.YieldOp(*own.next(scope, spare)))
     test = Scope(own.test)
-    cell, parity = _cell_of(test, own.test.args[1])
+    cell, parity = cell_of(test, own.test.args[1])
     test.add(BarrierWaitOp(shared.tile_full, cell, parity))
     number = test.add(CellReadOp(shared.next_tile, cell), "tile").result
     more = test.add(arith.CmpiOp(number, shared.tiles, "slt"), "more").result
@@ -175,17 +165,18 @@ def _consume(role: Block, shared: _Shared, staging: Staging, spare: bool) -> Non
     outer.add(AsyncStoreWaitOp(0))
 
 
-def _await_stores(role: Block, own: _Role, staging: Staging) -> None:
+def _await_stores(role: Block, own: _Role) -> None:
     """Results of the tile before have left their slots before a step of this one writes there, not where they start to."""
     last = role.last_op and role.last_op.prev_op
     if isinstance(last, AsyncStoreWaitOp):
         Rewriter.erase_op(last)
     scope = Before(next(op for op in role.ops if isinstance(op, scf.ForOp)))
     scope.add(AsyncStoreWaitOp(0))
-    if staging.meets:
+    free = own.shared.staged_free
+    if free is not None:
         zero = scope.value(0)
-        scope.add(BarrierArriveOp(own.shared.staged_free, zero))
-        scope.add(BarrierWaitOp(own.shared.staged_free, zero, own.parity))
+        scope.add(BarrierArriveOp(free, zero))
+        scope.add(BarrierWaitOp(free, zero, own.parity))
 
 
 def _produce(role: Block, shared: _Shared) -> bool:
@@ -235,7 +226,7 @@ def _operands(op: BarrierExpectOp) -> Sequence[SSAValue]:
 
 def _publish(scope: Scope, done: SSAValue, shared: _Shared, number: SSAValue) -> None:
     """Tells the consumers of a tile, or that there is none: they have read the cell, or its blocks would not have been free."""
-    cell, _ = _cell_of(scope, done)
+    cell, _ = cell_of(scope, done)
     scope.add(CellWriteOp(number, shared.next_tile, cell))
     scope.add(BarrierArriveOp(shared.tile_full, cell))
 
@@ -253,7 +244,7 @@ def persist(signature: Signature) -> None:
     (consumer, consumers, *_), (producer, *_) = roles.roles
     _owned(producer.block)
     staging = Staging(consumer.block, consumers, filled_by(producer.block)).plan()
-    shared = _share(signature, roles)
+    shared = _share(signature, roles, staging.meets)
     spare = _produce(producer.block, shared[1])
     _consume(consumer.block, shared[0], staging, spare)
 

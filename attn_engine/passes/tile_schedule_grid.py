@@ -12,9 +12,10 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from attn_engine.dialects import tile
-from attn_engine.dialects.tile_async_memory import FetchAddOp, ProcessorCountOp
+from attn_engine.dialects.tile_async_memory import FetchAddOp
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import AsyncSchedule
+from attn_engine.passes.hopper.counted_tiles import programs_and_counter
 from attn_engine.passes.hopper.edit import Before, Signature
 from attn_engine.passes.hopper.form import signature_of, step_of, tables_of
 from attn_engine.passes.hopper.head_groups import HeadGroups, alike
@@ -41,10 +42,7 @@ def _plan_tiles(signature: Signature, position_bytes: int, k: SSAValue, l2_bytes
     all_heads = scope.add(arith.MuliOp(batch, heads), "all_heads").result
     tiles = scope.add(arith.MuliOp(row_tiles, all_heads), "tiles").result
     in_flight = _heads_in_flight(scope, heads, all_heads, k, max(1, l2_bytes // position_bytes))
-    processors = scope.add(ProcessorCountOp(), "processors").result
-    programs = scope.value(scope.smaller(processors, tiles, "programs"))
-    counter = scope.add(tile.AllocOp([scope.value(1)], tile.GlobalType(1, i32)), "counter").result
-    scope.add(tile.FillOp(counter, scope.value(0)))
+    programs, counter = programs_and_counter(scope, tiles)
     signature.grid([programs])
     values = (tiles, programs, counter, row_tiles, heads, all_heads, in_flight)
     names = ("tiles", "programs", "counter", "row_tiles", "heads", "all_heads", "heads_in_flight")

@@ -25,6 +25,7 @@ from attn_engine.dialects.tile_async_view import RingOp
 from attn_engine.dialects.tile_types import BufferType
 from attn_engine.errors import AsyncUnsupportedError
 from attn_engine.ir.async_schedule import WARPGROUP_THREADS, AsyncSchedule
+from attn_engine.passes.hopper.counted_tiles import CELLS, cell_of
 from attn_engine.passes.hopper.edit import Before, Signature, yields
 from attn_engine.passes.hopper.form import consumers_of, signature_of
 from attn_engine.passes.hopper.handshake import Handshake
@@ -33,7 +34,6 @@ from attn_engine.passes.hopper.slicing import Slice, depends_on
 from attn_engine.passes.hopper.split_rows import SplitRows
 from attn_engine.passes.lowering.scope import Scope
 
-_CELLS = 2
 _WARPS = 4
 
 
@@ -45,8 +45,8 @@ class _Roles:
         self.block = loop.after_region.block
         self.tile, self.count, self.done = self.block.args
         self.next_tile, self.next_count, self.next_done = yields(self.block).operands
-        self.full = top.add(MakeBarriersOp(_CELLS, 1), "tile_full").result
-        self.empty = top.add(MakeBarriersOp(_CELLS, consumers), "tile_empty").result
+        self.full = top.add(MakeBarriersOp(CELLS, 1), "tile_full").result
+        self.empty = top.add(MakeBarriersOp(CELLS, consumers), "tile_empty").result
         self.per_tile = depends_on(self.block, self.tile) - depends_on(self.block, part)
 
     def _published(self, value: SSAValue) -> bool:
@@ -64,7 +64,7 @@ class _Roles:
         return self._consumer(own), self._producer(produce)
 
     def _cell(self, value: SSAValue) -> SSAValue:
-        return self.top.add(RingOp(BufferType([_CELLS], i32)), f"next_{value.name_hint or 'i'}").result
+        return self.top.add(RingOp(BufferType([CELLS], i32)), f"next_{value.name_hint or 'i'}").result
 
     # --- consumer
 
@@ -78,7 +78,7 @@ class _Roles:
         self._await_tile(Scope(test), test)
         scope = Scope(body)
         mapping: dict[SSAValue, SSAValue] = {self.part: role.args[0], self.count: body.args[0], self.done: body.args[1]}
-        cell, _ = _cell_of(scope, body.args[1])
+        cell, _ = cell_of(scope, body.args[1])
         for value in own.stopped:
             if value is not self.part:
                 mapping[value] = scope.add(CellReadOp(self.cells[value], cell), value.name_hint or "i").result
@@ -96,7 +96,7 @@ class _Roles:
         """Waits for the next tile and asks whether there is one."""
         condition = self.loop.before_region.block.last_op
         assert isinstance(condition, scf.ConditionOp) and isinstance(condition.condition.owner, arith.CmpiOp)
-        cell, parity = _cell_of(scope, test.args[1])
+        cell, parity = cell_of(scope, test.args[1])
         scope.add(BarrierWaitOp(self.full, cell, parity))
         number = scope.add(CellReadOp(self.cells[self.tile], cell), "tile").result
         mapping: dict[SSAValue, SSAValue] = {self.loop.before_region.block.args[0]: number}
@@ -136,20 +136,12 @@ class _Roles:
 
     def _publish(self, scope: Scope, done: SSAValue, values: dict[SSAValue, SSAValue]) -> None:
         """Tells the consumers of a tile, or that there is none."""
-        cell, parity = _cell_of(scope, done)
+        cell, parity = cell_of(scope, done)
         free = scope.add(arith.XOrIOp(parity, scope.value(1)), "free").result
         scope.add(BarrierWaitOp(self.empty, cell, free))
         for target, value in values.items():
             scope.add(CellWriteOp(value, target, cell))
         scope.add(BarrierArriveOp(self.full, cell))
-
-
-def _cell_of(scope: Scope, done: SSAValue) -> tuple[SSAValue, SSAValue]:
-    """Which cell a tile uses, and the parity of its phase."""
-    cells = scope.value(_CELLS)
-    cell = scope.add(arith.RemSIOp(done, cells), "cell").result
-    round_ = scope.add(arith.DivSIOp(done, cells), "round").result
-    return cell, scope.add(arith.AndIOp(round_, scope.value(1)), "cell_parity").result
 
 
 def _captures(kernel: tile.KernelOp, blocks: Sequence[Block]) -> list[SSAValue]:

@@ -23,6 +23,7 @@ BarrierUse = BarrierArriveOp | BarrierExpectOp | BarrierWaitOp
 class Steps:
     """How a role counts its steps."""
 
+    role: Block
     start: SSAValue
     """The number of the first step, a constant."""
     end: SSAValue
@@ -35,7 +36,7 @@ class Steps:
         if len(found) != 1:
             raise AsyncUnsupportedError("the steps of a role are not counted by one number")
         start, end = found.pop()
-        return cls(start, end)
+        return cls(role, start, end)
 
     def go_on_from(self, base: SSAValue) -> None:
         """Steps are numbered on from another number, instead of from the constant."""
@@ -46,7 +47,7 @@ class Steps:
     def _counts(self, use: Use) -> bool:
         op = use.operation
         if isinstance(op, scf.ForOp):
-            return use.index >= _BOUNDS and _behind(_role_of(op), op.results[use.index - _BOUNDS]) is self.end
+            return use.index >= _BOUNDS and _behind(self.role, op.results[use.index - _BOUNDS]) is self.end
         if isinstance(op, arith.AddiOp):
             return any(isinstance(u.operation, arith.RemSIOp | arith.DivSIOp) for u in op.result.uses)
         return isinstance(op, OpaqueZeroOp) or (isinstance(op, arith.RemSIOp | arith.DivSIOp) and use.index == 0)
@@ -86,12 +87,6 @@ def _behind(role: Block, end: SSAValue) -> SSAValue:
         if isinstance(use.operation, scf.ForOp) and use.operation.parent is role and use.index >= _BOUNDS:
             return _behind(role, use.operation.results[use.index - _BOUNDS])
     return end
-
-
-def _role_of(op: Operation) -> Block:
-    block = op.parent
-    assert block is not None
-    return block
 
 
 def is_constant(value: SSAValue, number: int) -> bool:
